@@ -1,0 +1,492 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The public MoE block: checks, buffers that grow, and one pass at a time through graphs/moe_graph.
+ */
+#include "api/block.h"
+
+#include <stdatomic.h>
+
+#define DEFAULT_TOKENS 512
+
+static enum moe_status check_params(const struct moe_block_params *p)
+{
+	if (!p || p->struct_size < sizeof *p)
+		return moe_fail(MOE_ERR_ARG, "block params: struct_size is not set");
+	if (p->hidden < 1 || p->intermediate < 1 || p->experts < 1)
+		return moe_fail(MOE_ERR_ARG, "block of hidden %d, intermediate %d, %d experts",
+				p->hidden, p->intermediate, p->experts);
+	if (p->experts_per_token < 1)
+		return moe_fail(MOE_ERR_ARG, "experts_per_token is %d", p->experts_per_token);
+	if (p->lora_rank < 0 || p->shared_intermediate < 0 || p->expected_tokens < 0 ||
+	    p->group_size < 0 || p->slices_i < 0 || p->slices_h < 0)
+		return moe_fail(MOE_ERR_ARG, "block params: a size is negative");
+	if (moe_dtype_size(p->weight_dtype) < 2 || p->weight_dtype > MOE_F64)
+		return moe_fail(MOE_ERR_ARG, "weight_dtype %s is not a float type",
+				moe_dtype_name(p->weight_dtype));
+	if (p->router && !moe_router_find(p->router))
+		return moe_fail(MOE_ERR_ARG, "unknown router \"%s\"", p->router);
+	return MOE_OK;
+}
+
+static enum moe_status alloc_layer(struct moe_block *b)
+{
+	const struct moe_block_params *p = &b->params;
+	int tokens = p->expected_tokens ? p->expected_tokens : DEFAULT_TOKENS;
+	struct moe_experts_shape s = {
+		.E = p->experts,
+		.k = p->experts_per_token,
+		.H = p->hidden,
+		.I = p->intermediate,
+		.r = p->lora_rank,
+		.group_size = p->group_size ? p->group_size
+					    : moe_group_size_choose(p->experts,
+								    p->experts_per_token, tokens),
+		.scale = p->lora_rank ? p->lora_alpha / (float)p->lora_rank : 0,
+		.share_a = p->lora_share_a,
+		.trainable = p->lora_rank > 0,
+		.base_grads = p->base_gradients,
+	};
+
+	if (p->router) {
+		b->layer.router = moe_router_find(p->router);
+		b->layer.router_config =
+			(struct moe_router_config){ p->experts, p->experts_per_token,
+						    p->router_normalise };
+		b->layer.aux_coef = p->aux_loss_coef;
+		MOE_TRY(b->layer.router->check(&b->layer.router_config));
+	}
+	MOE_TRY(moe_experts_alloc(b->engine, &s, p->weight_dtype, &b->layer));
+	if (p->shared_intermediate)
+		MOE_TRY(moe_ffn_alloc(b->engine, p->hidden, p->shared_intermediate, p->weight_dtype,
+				      p->shared_sigmoid, p->base_gradients, &b->ffn));
+	b->cut = moe_cut_choose(&b->layer, tokens, moe_engine_workers(b->engine), p->slices_i,
+				p->slices_h);
+	return moe_layer_tensors_create(b->engine, &b->layer, b->cut.slices_i, p->base_gradients,
+					&b->layer_tensors);
+}
+
+enum moe_status moe_block_create(struct moe_engine *engine, const struct moe_block_params *params,
+				 struct moe_block **out)
+{
+	struct moe_block *b;
+	enum moe_status st;
+
+	if (!out)
+		return moe_fail(MOE_ERR_ARG, "out is NULL");
+	*out = NULL;
+	MOE_TRY(moe_engine_check(engine));
+	MOE_TRY(check_params(params));
+	MOE_TRY(moe_kernels_select(NULL));
+	b = moe_calloc(1, sizeof *b);
+	if (!b)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for a block");
+	b->engine = engine;
+	b->params = *params;
+	b->params.router = NULL;
+	b->capacity = -1;
+	b->params.router = params->router ? moe_router_find(params->router)->name : NULL;
+	MOE_TRY_GOTO(moe_ticket_create(engine, &b->ticket), st, fail);
+	MOE_TRY_GOTO(alloc_layer(b), st, fail);
+	*out = b;
+	return MOE_OK;
+fail:
+	moe_block_destroy(b);
+	return st;
+}
+
+static void free_buffers(struct moe_block *b)
+{
+	struct moe_engine *e = b->engine;
+
+	if (b->capacity < 0)
+		return;
+	moe_slot_tensors_destroy(e, &b->slot);
+	moe_tensor_destroy(b->plan);
+	b->plan = NULL;
+	for (int i = 0; i < MOE_BLOCK_STREAMS; i++)
+		moe_stream_destroy(e, &b->stream[i]);
+	moe_experts_state_free(e, &b->state, b->layer.P);
+	moe_experts_scratch_free(e, &b->scratch, b->layer.P);
+	moe_ffn_state_free(e, &b->ffn_state);
+	b->capacity = -1;
+}
+
+void moe_block_destroy(struct moe_block *b)
+{
+	if (!b)
+		return;
+	if (b->ticket && moe_engine_check(b->engine) == MOE_OK) {
+		moe_ticket_wait(b->ticket);
+		free_buffers(b);
+		moe_layer_tensors_destroy(&b->layer_tensors);
+		moe_experts_free(b->engine, &b->layer);
+		moe_ffn_free(b->engine, &b->ffn);
+		moe_ticket_destroy(b->ticket);
+	}
+	moe_free(b);
+}
+
+static enum moe_status alloc_buffers(struct moe_block *b, int T)
+{
+	static const char *const names[MOE_BLOCK_STREAMS] = { "x", "out", "grad_out", "grad_x" };
+	struct moe_engine *e = b->engine;
+	int H = b->params.hidden;
+
+	b->capacity = T;
+	for (int i = 0; i < MOE_BLOCK_STREAMS; i++)
+		MOE_TRY(moe_stream_create(e, names[i], T, H, &b->stream[i]));
+	MOE_TRY(moe_experts_state_alloc(e, &b->layer, T, &b->state));
+	MOE_TRY(moe_experts_scratch_alloc(e, &b->layer, T, true, &b->scratch));
+	if (b->params.shared_intermediate)
+		MOE_TRY(moe_ffn_state_alloc(e, &b->ffn, T, &b->ffn_state));
+	MOE_TRY(moe_slot_tensors_create(e, b->layer.P, b->layer.G, T, H, b->layer.k, &b->cut,
+					b->params.shared_intermediate > 0, &b->slot));
+	MOE_TRY(moe_tensor_create(e, "plan", 0, -1, &b->plan));
+	moe_tensor_set_initialised(b->plan);
+	MOE_TRY(moe_engine_reserve_scratch(e, moe_experts_worker_scratch(&b->layer, T)));
+	return b->params.shared_intermediate
+		       ? moe_engine_reserve_scratch(e, moe_ffn_scratch(&b->ffn))
+		       : MOE_OK;
+}
+
+/* Buffers for T tokens; they only grow. */
+static enum moe_status ensure_capacity(struct moe_block *b, int T)
+{
+	enum moe_status st;
+
+	if (T <= b->capacity)
+		return MOE_OK;
+	MOE_TRY(moe_ticket_wait(b->ticket));
+	free_buffers(b);
+	b->saved = false;
+	st = alloc_buffers(b, T);
+	if (st != MOE_OK)
+		free_buffers(b);
+	return st;
+}
+
+static enum moe_status enter(struct moe_block *b)
+{
+	if (!b)
+		return moe_fail(MOE_ERR_ARG, "block is NULL");
+	MOE_TRY(moe_engine_check(b->engine));
+	if (atomic_flag_test_and_set(&b->busy))
+		return moe_fail(MOE_ERR_BUSY, "another thread is in this block");
+	return MOE_OK;
+}
+
+static void leave(struct moe_block *b)
+{
+	atomic_flag_clear(&b->busy);
+}
+
+enum moe_status moe_block_check_matrix(const char *name, const struct moe_array *a, int64_t rows,
+				       int64_t cols)
+{
+	char shape[64];
+
+	if (!a)
+		return moe_fail(MOE_ERR_ARG, "%s is NULL", name);
+	if (a->ndim < 0 || a->ndim > MOE_MAX_NDIM)
+		return moe_fail(MOE_ERR_ARG, "%s has %d dimensions", name, a->ndim);
+	if (a->ndim != 2 || (rows >= 0 && a->shape[0] != rows) || a->shape[1] != cols ||
+	    a->shape[0] < 0)
+		return moe_fail(MOE_ERR_ARG, "%s has shape %s; [%lld, %lld] is expected", name,
+				moe_shape_text(a->ndim, a->shape, shape, sizeof shape),
+				(long long)(rows < 0 ? a->shape[0] : rows), (long long)cols);
+	if (!a->data && a->shape[0] && a->shape[1])
+		return moe_fail(MOE_ERR_ARG, "%s has no data", name);
+	return MOE_OK;
+}
+
+static enum moe_status check_float_matrix(const char *name, const struct moe_array *a, int64_t rows,
+					  int64_t cols)
+{
+	MOE_TRY(moe_block_check_matrix(name, a, rows, cols));
+	if (a->dtype > MOE_F64)
+		return moe_fail(MOE_ERR_ARG, "%s has dtype %s; a float type is expected", name,
+				moe_dtype_name(a->dtype));
+	return MOE_OK;
+}
+
+static int64_t element(const struct moe_array *a, int64_t i, int64_t j)
+{
+	bool contiguous = !a->strides[0] && !a->strides[1];
+
+	return contiguous ? i * a->shape[1] + j : i * a->strides[0] + j * a->strides[1];
+}
+
+/* The caller's ids and weights into the plan; they are small and needed before the graph is cut. */
+static enum moe_status take_routing(struct moe_block *b, const struct moe_array *ids,
+				    const struct moe_array *weights, int T)
+{
+	int k = b->layer.k, E = b->layer.E;
+
+	for (int64_t t = 0; t < T; t++)
+		for (int64_t j = 0; j < k; j++) {
+			const char *src = ids->data;
+			int64_t id = ids->dtype == MOE_I64
+					     ? ((const int64_t *)src)[element(ids, t, j)]
+					     : ((const int32_t *)src)[element(ids, t, j)];
+			size_t at = (size_t)element(weights, t, j) * moe_dtype_size(weights->dtype);
+
+			if (id < -1 || id >= E)
+				return moe_fail(MOE_ERR_ARG,
+						"ids[%lld, %lld] is %lld; there are %d experts",
+						(long long)t, (long long)j, (long long)id, E);
+			b->state.plan.ids[t * k + j] = (int32_t)id;
+			moe_to_f32(&b->state.plan.weights[t * k + j],
+				   (const char *)weights->data + at, weights->dtype, 1);
+		}
+	return MOE_OK;
+}
+
+static enum moe_status check_forward(struct moe_block *b, const struct moe_array *x,
+				     const struct moe_array *ids, const struct moe_array *weights,
+				     const struct moe_array *out)
+{
+	int H = b->layer.H, k = b->layer.k;
+
+	MOE_TRY(check_float_matrix("x", x, -1, H));
+	if (x->shape[0] > INT32_MAX / MOE_MAX(k, 1))
+		return moe_fail(MOE_ERR_ARG, "x has %lld tokens; at most %d fit",
+				(long long)x->shape[0], INT32_MAX / k);
+	MOE_TRY(check_float_matrix("out", out, x->shape[0], H));
+	if (b->layer.router) {
+		if (ids || weights)
+			return moe_fail(MOE_ERR_ARG,
+					"ids and weights are given, but the block has a router");
+		return MOE_OK;
+	}
+	MOE_TRY(moe_block_check_matrix("ids", ids, x->shape[0], k));
+	if (ids->dtype != MOE_I32 && ids->dtype != MOE_I64)
+		return moe_fail(MOE_ERR_ARG, "ids have dtype %s; I32 or I64 is expected",
+				moe_dtype_name(ids->dtype));
+	return check_float_matrix("weights", weights, x->shape[0], k);
+}
+
+static struct moe_moe_pass pass_of(struct moe_block *b)
+{
+	return (struct moe_moe_pass){
+		.layer = &b->layer,
+		.state = &b->state,
+		.ffn = b->params.shared_intermediate ? &b->ffn : NULL,
+		.ffn_state = &b->ffn_state,
+		.lt = &b->layer_tensors,
+		.st = &b->slot,
+		.plan = b->plan,
+		.has_grads = b->layer.r > 0,
+	};
+}
+
+static enum moe_status submit_copy(struct moe_context *c, struct moe_stream *s,
+				   const struct moe_array *a, bool load)
+{
+	if (load)
+		MOE_TRY(moe_stream_begin(c, s));
+	for (int i = 0; i < s->n_blocks; i++) {
+		struct moe_copy_args args = { .array = *a,
+					      .rows = s->data,
+					      .n = s->n,
+					      .t0 = moe_block_begin(i),
+					      .t1 = moe_block_end(i, s->T) };
+
+		MOE_TRY(load ? moe_task_load(c, &args, i, s->users, s->block[i])
+			     : moe_task_store(c, &args, i, s->block[i]));
+	}
+	return MOE_OK;
+}
+
+static struct moe_context context_of(struct moe_block *b, int priority)
+{
+	return (struct moe_context){ .engine = b->engine,
+				     .ticket = b->ticket,
+				     .layer = 0,
+				     .step = (int)b->steps,
+				     .priority = priority };
+}
+
+static enum moe_status submit_forward(struct moe_block *b, const struct moe_array *x,
+				      const struct moe_array *out)
+{
+	struct moe_context c = context_of(b, 0);
+	struct moe_moe_pass pass = pass_of(b);
+
+	MOE_TRY(submit_copy(&c, &b->stream[MOE_BLOCK_X], x, true));
+	MOE_TRY(moe_graph_moe_forward(&c, &pass, &b->stream[MOE_BLOCK_X], NULL,
+				      &b->stream[MOE_BLOCK_OUT]));
+	return submit_copy(&c, &b->stream[MOE_BLOCK_OUT], out, false);
+}
+
+static enum moe_status forward(struct moe_block *b, const struct moe_array *x,
+			       const struct moe_array *ids, const struct moe_array *weights,
+			       int save, const struct moe_array *out)
+{
+	int T = (int)x->shape[0];
+	enum moe_status st;
+
+	MOE_TRY(ensure_capacity(b, T));
+	if (!b->layer.router) {
+		MOE_TRY(moe_ticket_wait(
+			b->ticket)); /* the last pass may still read ids and weights */
+		MOE_TRY(take_routing(b, ids, weights, T));
+	}
+	for (int i = 0; i < MOE_BLOCK_STREAMS; i++)
+		moe_stream_resize(&b->stream[i], T);
+	if (b->state.plan.T != T)
+		MOE_TRY(moe_ticket_wait(b->ticket)); /* late gradient tasks use the old T */
+	moe_experts_state_bind(&b->state, &b->layer, &b->scratch, 0, T);
+	MOE_TRY(moe_submit_begin(b->engine));
+	st = submit_forward(b, x, out);
+	moe_submit_end(b->engine);
+	b->saved = st == MOE_OK && save;
+	return st;
+}
+
+enum moe_status moe_block_forward_async(struct moe_block *b, const struct moe_array *x,
+					const struct moe_array *ids,
+					const struct moe_array *weights, int save,
+					const struct moe_array *out)
+{
+	enum moe_status st;
+
+	MOE_TRY(enter(b));
+	st = check_forward(b, x, ids, weights, out);
+	if (st == MOE_OK)
+		st = forward(b, x, ids, weights, save, out);
+	leave(b);
+	return st;
+}
+
+enum moe_status moe_block_forward(struct moe_block *b, const struct moe_array *x,
+				  const struct moe_array *ids, const struct moe_array *weights,
+				  int save, const struct moe_array *out)
+{
+	MOE_TRY(moe_block_forward_async(b, x, ids, weights, save, out));
+	return moe_block_wait(b);
+}
+
+static enum moe_status submit_backward(struct moe_block *b, const struct moe_array *grad_out,
+				       const struct moe_array *grad_x,
+				       const struct moe_array *grad_weights)
+{
+	struct moe_context c = context_of(b, 100);
+	struct moe_moe_pass pass = pass_of(b);
+	struct moe_stream *gx = &b->stream[MOE_BLOCK_GRAD_X];
+	struct moe_norm_bwd norm = { 0 };
+
+	MOE_TRY(submit_copy(&c, &b->stream[MOE_BLOCK_GRAD_OUT], grad_out, true));
+	MOE_TRY(moe_graph_moe_backward(&c, &pass, &b->stream[MOE_BLOCK_X],
+				       &b->stream[MOE_BLOCK_GRAD_OUT], &norm, NULL, !b->grads_open,
+				       gx));
+	MOE_TRY(submit_copy(&c, gx, grad_x, false));
+	for (int i = 0; grad_weights && i < gx->n_blocks; i++) {
+		struct moe_copy_args args = { .array = *grad_weights,
+					      .rows = b->state.plan.grad_weights,
+					      .n = b->layer.k,
+					      .t0 = moe_block_begin(i),
+					      .t1 = moe_block_end(i, gx->T) };
+
+		MOE_TRY(moe_task_store(&c, &args, i, b->slot.route_bwd[i]));
+	}
+	return MOE_OK;
+}
+
+static enum moe_status check_backward(struct moe_block *b, const struct moe_array *grad_out,
+				      const struct moe_array *grad_x,
+				      const struct moe_array *grad_weights)
+{
+	int T = b->state.plan.T;
+
+	if (!b->saved)
+		return moe_fail(MOE_ERR_STATE, "backward needs a forward with save before it");
+	MOE_TRY(check_float_matrix("grad_out", grad_out, T, b->layer.H));
+	MOE_TRY(check_float_matrix("grad_x", grad_x, T, b->layer.H));
+	return grad_weights ? check_float_matrix("grad_weights", grad_weights, T, b->layer.k)
+			    : MOE_OK;
+}
+
+enum moe_status moe_block_backward_async(struct moe_block *b, const struct moe_array *grad_out,
+					 const struct moe_array *grad_x,
+					 const struct moe_array *grad_weights)
+{
+	enum moe_status st;
+
+	MOE_TRY(enter(b));
+	st = check_backward(b, grad_out, grad_x, grad_weights);
+	if (st == MOE_OK)
+		st = moe_submit_begin(b->engine);
+	if (st == MOE_OK) {
+		st = submit_backward(b, grad_out, grad_x, grad_weights);
+		moe_submit_end(b->engine);
+		b->saved = false;
+		b->grads_open = st == MOE_OK;
+	}
+	leave(b);
+	return st;
+}
+
+enum moe_status moe_block_backward(struct moe_block *b, const struct moe_array *grad_out,
+				   const struct moe_array *grad_x,
+				   const struct moe_array *grad_weights)
+{
+	MOE_TRY(moe_block_backward_async(b, grad_out, grad_x, grad_weights));
+	return moe_block_wait(b);
+}
+
+static enum moe_status update(struct moe_block *b, const struct moe_adamw_params *p)
+{
+	struct moe_context c = context_of(b, 0);
+	struct moe_optimizer_step o = {
+		.adamw = { .lr = p->learning_rate,
+			   .beta1 = p->beta1,
+			   .beta2 = p->beta2,
+			   .eps = p->eps,
+			   .weight_decay = p->weight_decay,
+			   .step = p->step ? p->step : b->steps + 1 },
+	};
+	enum moe_status st;
+
+	if (p->struct_size < sizeof *p)
+		return moe_fail(MOE_ERR_ARG, "adamw params: struct_size is not set");
+	if (!b->layer.r)
+		return moe_fail(MOE_ERR_STATE, "the block has no LoRA to update");
+	if (!b->grads_open)
+		return moe_fail(MOE_ERR_STATE, "update needs a backward since the last update");
+	if (p->max_grad_norm != 0)
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"max_grad_norm is a matter of the trainer: a block does "
+				"not know the other layers' gradients");
+	MOE_TRY(moe_submit_begin(b->engine));
+	st = moe_graph_moe_update(&c, &b->layer, &b->layer_tensors, &o);
+	moe_submit_end(b->engine);
+	b->grads_open = false;
+	b->steps = o.adamw.step;
+	return st;
+}
+
+enum moe_status moe_block_update(struct moe_block *b, const struct moe_adamw_params *params)
+{
+	enum moe_status st;
+
+	if (!params)
+		return moe_fail(MOE_ERR_ARG, "adamw params are NULL");
+	MOE_TRY(enter(b));
+	st = update(b, params);
+	leave(b);
+	return st;
+}
+
+enum moe_status moe_block_zero_gradients(struct moe_block *b)
+{
+	MOE_TRY(enter(b));
+	b->grads_open = false; /* the next backward overwrites */
+	leave(b);
+	return MOE_OK;
+}
+
+enum moe_status moe_block_wait(struct moe_block *b)
+{
+	if (!b)
+		return moe_fail(MOE_ERR_ARG, "block is NULL");
+	return moe_ticket_wait(b->ticket);
+}

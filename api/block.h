@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The block object behind include/moesaic.h. Private to api/. */
+#ifndef MOE_API_BLOCK_H
+#define MOE_API_BLOCK_H
+
+#include "codelets/ffn_bwd.h"
+#include "graphs/moe_graph.h"
+#include "graphs/moe_state.h"
+
+#include <stdatomic.h>
+
+enum { MOE_BLOCK_X, MOE_BLOCK_OUT, MOE_BLOCK_GRAD_OUT, MOE_BLOCK_GRAD_X, MOE_BLOCK_STREAMS };
+
+struct moe_block {
+	struct moe_engine *engine;
+	struct moe_block_params params;
+	struct moe_ticket *ticket;
+	atomic_flag busy;
+	struct moe_experts layer;
+	struct moe_ffn ffn;
+	struct moe_cut cut;
+	struct moe_layer_tensors layer_tensors;
+	/* for up to `capacity` tokens; -1: none yet */
+	int capacity;
+	struct moe_experts_state state;
+	struct moe_experts_scratch scratch;
+	struct moe_ffn_state ffn_state;
+	struct moe_slot_tensors slot;
+	struct moe_tensor *plan;
+	struct moe_stream stream[MOE_BLOCK_STREAMS];
+	bool saved;	 /* a forward is kept for backward */
+	bool grads_open; /* gradients hold something: the next backward adds */
+	int64_t steps;
+};
+
+/* ndim 2, [rows, cols]; rows -1: any. */
+enum moe_status moe_block_check_matrix(const char *name, const struct moe_array *a, int64_t rows,
+				       int64_t cols);
+
+#endif

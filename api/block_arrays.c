@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Copying weights, LoRA, gradients and routing of a block in and out. */
+#include "api/block.h"
+
+enum access { SET, GET, GRADIENT };
+
+static const char *const names[MOE_BLOCK_ARRAYS] = {
+	[MOE_BLOCK_GATE_PROJ] = "gate_proj",
+	[MOE_BLOCK_UP_PROJ] = "up_proj",
+	[MOE_BLOCK_DOWN_PROJ] = "down_proj",
+	[MOE_BLOCK_ROUTER] = "router",
+	[MOE_BLOCK_SHARED_GATE] = "shared_gate",
+	[MOE_BLOCK_SHARED_UP] = "shared_up",
+	[MOE_BLOCK_SHARED_DOWN] = "shared_down",
+	[MOE_BLOCK_SHARED_ROUTER] = "shared_router",
+	[MOE_BLOCK_GATE_LORA_A] = "gate_lora_a",
+	[MOE_BLOCK_UP_LORA_A] = "up_lora_a",
+	[MOE_BLOCK_DOWN_LORA_A] = "down_lora_a",
+	[MOE_BLOCK_GATE_LORA_B] = "gate_lora_b",
+	[MOE_BLOCK_UP_LORA_B] = "up_lora_b",
+	[MOE_BLOCK_DOWN_LORA_B] = "down_lora_b",
+	[MOE_BLOCK_TOPK_IDS] = "topk_ids",
+	[MOE_BLOCK_TOPK_WEIGHTS] = "topk_weights",
+	[MOE_BLOCK_ROUTER_LOGITS] = "router_logits",
+	[MOE_BLOCK_AUX_LOSS] = "aux_loss",
+	[MOE_BLOCK_GRAD_ROUTER_LOGITS] = "grad_router_logits",
+};
+
+/* Shape of an array of this block; 0 dimensions if the block has none. */
+static int shape_of(const struct moe_block *b, enum moe_block_array which, int64_t *s)
+{
+	const struct moe_block_params *p = &b->params;
+	int64_t E = p->experts, H = p->hidden, I = p->intermediate, S = p->shared_intermediate;
+	int64_t r = p->lora_rank, T = b->state.plan.T;
+	int64_t shapes[MOE_BLOCK_ARRAYS][3] = {
+		[MOE_BLOCK_GATE_PROJ] = { E, I, H },
+		[MOE_BLOCK_UP_PROJ] = { E, I, H },
+		[MOE_BLOCK_DOWN_PROJ] = { E, H, I },
+		[MOE_BLOCK_ROUTER] = { E, H },
+		[MOE_BLOCK_SHARED_GATE] = { S, H },
+		[MOE_BLOCK_SHARED_UP] = { S, H },
+		[MOE_BLOCK_SHARED_DOWN] = { H, S },
+		[MOE_BLOCK_SHARED_ROUTER] = { 1, H },
+		[MOE_BLOCK_GATE_LORA_A] = { E, r, H },
+		[MOE_BLOCK_UP_LORA_A] = { E, r, H },
+		[MOE_BLOCK_DOWN_LORA_A] = { E, r, I },
+		[MOE_BLOCK_GATE_LORA_B] = { E, I, r },
+		[MOE_BLOCK_UP_LORA_B] = { E, I, r },
+		[MOE_BLOCK_DOWN_LORA_B] = { E, H, r },
+		[MOE_BLOCK_TOPK_IDS] = { T, p->experts_per_token },
+		[MOE_BLOCK_TOPK_WEIGHTS] = { T, p->experts_per_token },
+		[MOE_BLOCK_ROUTER_LOGITS] = { T, E },
+		[MOE_BLOCK_AUX_LOSS] = { 1 },
+		[MOE_BLOCK_GRAD_ROUTER_LOGITS] = { T, E },
+	};
+	bool expert = which <= MOE_BLOCK_DOWN_PROJ;
+	bool lora = which >= MOE_BLOCK_GATE_LORA_A && which <= MOE_BLOCK_DOWN_LORA_B;
+	bool shared = which >= MOE_BLOCK_SHARED_GATE && which <= MOE_BLOCK_SHARED_ROUTER;
+	bool router = which == MOE_BLOCK_ROUTER || which == MOE_BLOCK_ROUTER_LOGITS ||
+		      which == MOE_BLOCK_AUX_LOSS || which == MOE_BLOCK_GRAD_ROUTER_LOGITS;
+
+	if ((lora && !r) || (shared && !S) || (router && !b->layer.router) ||
+	    (which == MOE_BLOCK_SHARED_ROUTER && !p->shared_sigmoid))
+		return 0;
+	memcpy(s, shapes[which], sizeof shapes[which]);
+	return expert || lora ? 3 : which == MOE_BLOCK_AUX_LOSS ? 1 : 2;
+}
+
+static enum moe_status check(struct moe_block *b, enum moe_block_array which,
+			     const struct moe_array *a, enum access access, int64_t *count)
+{
+	int64_t shape[3], contiguous = 1;
+	char want[64], got[64];
+	int ndim;
+
+	if (!b || !a || (unsigned)which >= MOE_BLOCK_ARRAYS)
+		return moe_fail(MOE_ERR_ARG, "block array %d: an argument is NULL or unknown",
+				(int)which);
+	MOE_TRY(moe_engine_check(b->engine));
+	ndim = shape_of(b, which, shape);
+	if (!ndim)
+		return moe_fail(MOE_ERR_ARG, "this block has no %s", names[which]);
+	if (a->ndim != ndim || memcmp(a->shape, shape, (size_t)ndim * sizeof *shape))
+		return moe_fail(MOE_ERR_ARG, "%s has shape %s; %s is expected", names[which],
+				moe_shape_text(MOE_MIN(MOE_MAX(a->ndim, 0), MOE_MAX_NDIM), a->shape,
+					       got, sizeof got),
+				moe_shape_text(ndim, shape, want, sizeof want));
+	for (int i = ndim - 1; i >= 0; contiguous *= shape[i--])
+		if (a->strides[i] && a->strides[i] != contiguous && shape[i] > 1)
+			return moe_fail(MOE_ERR_ARG, "%s must be contiguous", names[which]);
+	*count = moe_shape_count(ndim, shape);
+	if (!a->data && *count)
+		return moe_fail(MOE_ERR_ARG, "%s has no data", names[which]);
+	if (access == SET ? a->dtype > MOE_F64 : a->dtype != MOE_F32 && a->dtype != MOE_F64)
+		if (which != MOE_BLOCK_TOPK_IDS || access != GET || a->dtype != MOE_I32)
+			return moe_fail(MOE_ERR_ARG, "%s: dtype %s is not possible here",
+					names[which], moe_dtype_name(a->dtype));
+	return moe_ticket_wait(b->ticket);
+}
+
+static enum moe_status set_weight(struct moe_block *b, enum moe_block_array which,
+				  const struct moe_array *a)
+{
+	struct moe_weight *w;
+	size_t piece = (size_t)a->shape[a->ndim - 1] * (size_t)a->shape[a->ndim - 2] *
+		       moe_dtype_size(a->dtype);
+
+	if (moe_kernels()->weight_bytes(a->dtype, 1, 1024) >
+	    moe_kernels()->weight_bytes(b->params.weight_dtype, 1, 1024))
+		if (which != MOE_BLOCK_ROUTER && which != MOE_BLOCK_SHARED_ROUTER)
+			return moe_fail(MOE_ERR_ARG,
+					"%s is %s, wider than the block's weight_dtype %s",
+					names[which], moe_dtype_name(a->dtype),
+					moe_dtype_name(b->params.weight_dtype));
+	if (which <= MOE_BLOCK_DOWN_PROJ) {
+		for (int e = 0; e < b->layer.E; e++)
+			moe_experts_pack(&b->layer,
+					 (enum moe_expert_matrix)(which - MOE_BLOCK_GATE_PROJ), e,
+					 (const char *)a->data + (size_t)e * piece, a->dtype);
+		return MOE_OK;
+	}
+	if (which == MOE_BLOCK_SHARED_ROUTER) {
+		moe_to_f32(b->ffn.sigmoid_weight, a->data, a->dtype, (size_t)b->layer.H);
+		return MOE_OK;
+	}
+	w = which == MOE_BLOCK_ROUTER	     ? &b->layer.router_weight
+	    : which == MOE_BLOCK_SHARED_GATE ? &b->ffn.gate
+	    : which == MOE_BLOCK_SHARED_UP   ? &b->ffn.up
+					     : &b->ffn.down;
+	moe_kernels()->weight_pack(w, a->data, a->dtype, a->shape[0], a->shape[1], a->shape[1]);
+	return MOE_OK;
+}
+
+/* One expert's LoRA array or gradient between the caller's dtype and the parts. */
+static enum moe_status copy_lora(struct moe_block *b, enum moe_block_array which,
+				 const struct moe_array *a, enum access access)
+{
+	enum moe_lora_array array = (enum moe_lora_array)(which - MOE_BLOCK_GATE_LORA_A);
+	int64_t n = moe_lora_elements(&b->layer, array);
+	size_t bytes = (size_t)n * moe_dtype_size(a->dtype);
+	float *row = moe_alloc((size_t)n, sizeof *row);
+
+	if (!row)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for %s", names[which]);
+	for (int e = 0; e < b->layer.E; e++) {
+		char *p = (char *)a->data + (size_t)e * bytes;
+
+		if (access == SET) {
+			moe_to_f32(row, p, a->dtype, (size_t)n);
+			moe_experts_set(&b->layer, array, MOE_VALUE, e, row);
+		} else {
+			moe_experts_get(&b->layer, array, access == GET ? MOE_VALUE : MOE_GRAD, e,
+					row);
+			moe_from_f32(p, a->dtype, row, (size_t)n);
+		}
+	}
+	moe_free(row);
+	return MOE_OK;
+}
+
+enum moe_status moe_block_set(struct moe_block *b, enum moe_block_array which,
+			      const struct moe_array *src)
+{
+	int64_t count;
+
+	MOE_TRY(check(b, which, src, SET, &count));
+	if (which >= MOE_BLOCK_TOPK_IDS)
+		return moe_fail(MOE_ERR_ARG, "%s can only be read", names[which]);
+	if (which >= MOE_BLOCK_GATE_LORA_A)
+		return copy_lora(b, which, src, SET);
+	return set_weight(b, which, src);
+}
+
+enum moe_status moe_block_get(struct moe_block *b, enum moe_block_array which,
+			      const struct moe_array *dst)
+{
+	const struct moe_plan *plan;
+	int64_t count;
+	const float *src = NULL;
+	float aux;
+
+	MOE_TRY(check(b, which, dst, GET, &count));
+	if (which >= MOE_BLOCK_GATE_LORA_A && which <= MOE_BLOCK_DOWN_LORA_B)
+		return copy_lora(b, which, dst, GET);
+	plan = &b->state.plan;
+	aux = (float)plan->aux_loss;
+	if (which == MOE_BLOCK_TOPK_IDS) {
+		if (dst->dtype != MOE_I32)
+			return moe_fail(MOE_ERR_ARG, "topk_ids are I32");
+		if (count)
+			memcpy(dst->data, plan->ids, (size_t)count * sizeof *plan->ids);
+		return MOE_OK;
+	}
+	if (which == MOE_BLOCK_AUX_LOSS && dst->dtype == MOE_F64) {
+		memcpy(dst->data, &plan->aux_loss, sizeof plan->aux_loss);
+		return MOE_OK;
+	}
+	switch (which) {
+	case MOE_BLOCK_TOPK_WEIGHTS:
+		src = plan->weights;
+		break;
+	case MOE_BLOCK_ROUTER_LOGITS:
+		src = plan->logits;
+		break;
+	case MOE_BLOCK_AUX_LOSS:
+		src = &aux;
+		break;
+	case MOE_BLOCK_GRAD_ROUTER_LOGITS:
+		src = plan->grad_logits;
+		break;
+	default:
+		return moe_fail(MOE_ERR_UNSUPPORTED, "packed %s cannot be read back", names[which]);
+	}
+	if (count)
+		moe_from_f32(dst->data, dst->dtype, src, (size_t)count);
+	return MOE_OK;
+}
+
+static enum moe_status base_gradient(struct moe_block *b, enum moe_block_array which,
+				     const struct moe_array *dst)
+{
+	int64_t n = (int64_t)b->layer.I * b->layer.H;
+	size_t bytes = (size_t)n * moe_dtype_size(dst->dtype);
+	float *row = moe_alloc((size_t)n, sizeof *row);
+
+	if (!row)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for %s", names[which]);
+	for (int e = 0; e < b->layer.E; e++) {
+		moe_experts_get_base_grad(
+			&b->layer, (enum moe_expert_matrix)(which - MOE_BLOCK_GATE_PROJ), e, row);
+		moe_from_f32((char *)dst->data + (size_t)e * bytes, dst->dtype, row, (size_t)n);
+	}
+	moe_free(row);
+	return MOE_OK;
+}
+
+enum moe_status moe_block_get_gradient(struct moe_block *b, enum moe_block_array which,
+				       const struct moe_array *dst)
+{
+	const float *src;
+	int64_t count;
+
+	MOE_TRY(check(b, which, dst, GRADIENT, &count));
+	if (!b->grads_open)
+		return moe_fail(MOE_ERR_STATE,
+				"there are no gradients: no backward since the last update");
+	if (which >= MOE_BLOCK_GATE_LORA_A && which <= MOE_BLOCK_DOWN_LORA_B)
+		return copy_lora(b, which, dst, GRADIENT);
+	if (which > MOE_BLOCK_DOWN_LORA_B || !b->params.base_gradients)
+		return moe_fail(MOE_ERR_STATE, "%s has no gradient in this block", names[which]);
+	if (which <= MOE_BLOCK_DOWN_PROJ)
+		return base_gradient(b, which, dst);
+	src = which == MOE_BLOCK_ROUTER	       ? b->layer.grad_router
+	      : which == MOE_BLOCK_SHARED_GATE ? b->ffn.grad_gate
+	      : which == MOE_BLOCK_SHARED_UP   ? b->ffn.grad_up
+	      : which == MOE_BLOCK_SHARED_DOWN ? b->ffn.grad_down
+					       : b->ffn.grad_sigmoid;
+	moe_from_f32(dst->data, dst->dtype, src, (size_t)count);
+	return MOE_OK;
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "codelets/combine.h"
+#include "engine/codelet.h"
+
+static void run(const void *args, struct moe_worker *worker)
+{
+	const struct moe_token_args *a = args;
+	const struct moe_experts *l = a->layer;
+	size_t at = (size_t)a->t0 * (size_t)l->H, n = (size_t)(a->t1 - a->t0) * (size_t)l->H;
+	float *out = a->out + at;
+
+	worker->rows = a->t1 - a->t0;
+	memcpy(out, a->state->part[0].sum + at, n * sizeof *out);
+	for (int p = 1; p < l->P; p++)
+		for (size_t i = 0; i < n; i++)
+			out[i] += a->state->part[p].sum[at + i];
+	for (size_t i = 0; a->shared && i < n; i++)
+		out[i] += a->shared[at + i];
+	for (size_t i = 0; a->residual && i < n; i++)
+		out[i] += a->residual[at + i];
+}
+
+static double cost_us(const void *args)
+{
+	const struct moe_token_args *a = args;
+
+	return 1 + 2e-4 * (a->t1 - a->t0) * a->layer->H * a->layer->P;
+}
+
+MOE_CODELET(combine, run, cost_us);

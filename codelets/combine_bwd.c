@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "codelets/combine_bwd.h"
+#include "engine/codelet.h"
+
+size_t moe_combine_bwd_scratch(const struct moe_experts *l)
+{
+	return (size_t)MOE_TOKEN_BLOCK * (size_t)l->H * sizeof(float) +
+	       moe_kernels()->linear_scratch(MOE_TOKEN_BLOCK, l->E, l->H, 0);
+}
+
+static void run(const void *args, struct moe_worker *worker)
+{
+	const struct moe_token_args *a = args;
+	const struct moe_experts *l = a->layer;
+	int m = a->t1 - a->t0;
+	size_t at = (size_t)a->t0 * (size_t)l->H, n = (size_t)m * (size_t)l->H;
+	float *dx = worker->scratch;
+
+	worker->rows = m;
+	memcpy(dx, a->state->part[0].sum + at, n * sizeof *dx);
+	for (int p = 1; p < l->P; p++)
+		for (size_t i = 0; i < n; i++)
+			dx[i] += a->state->part[p].sum[at + i];
+	for (size_t i = 0; a->shared && i < n; i++)
+		dx[i] += a->shared[at + i];
+	if (l->router)
+		moe_kernels()->linear_bwd(m, &l->router_weight,
+					  a->state->plan.grad_logits + (size_t)a->t0 * (size_t)l->E, l->E,
+					  NULL, dx, l->H, true, dx + n);
+	moe_norm_bwd_apply(&a->norm, a->t0, a->t1, l->H, dx, a->out);
+}
+
+static double cost_us(const void *args)
+{
+	const struct moe_token_args *a = args;
+
+	return 1 + 4e-5 * (a->t1 - a->t0) * a->layer->H * (a->layer->E + 10);
+}
+
+MOE_CODELET(combine_bwd, run, cost_us);

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "codelets/down_bwd.h"
+#include "engine/codelet.h"
+
+/* The gradients of this run of chunks: a window's first micro-batch overwrites. */
+static void clear(const struct moe_experts *l, struct moe_expert_grad *g, int part, int c0, int c1)
+{
+	int64_t I = l->part[part].I, r = l->r;
+	int64_t n0 = (int64_t)c0 * MOE_CHUNK, n1 = MOE_MIN((int64_t)c1 * MOE_CHUNK, I);
+
+	if (!g->down_a || n1 <= n0)
+		return;
+	memset(g->gate_b + n0 * r, 0, (size_t)((n1 - n0) * r) * sizeof(float));
+	memset(g->up_b + n0 * r, 0, (size_t)((n1 - n0) * r) * sizeof(float));
+	for (int j = 0; j < r; j++)
+		memset(g->down_a + j * I + n0, 0, (size_t)(n1 - n0) * sizeof(float));
+}
+
+static void run(const void *args, struct moe_worker *worker)
+{
+	const struct moe_expert_args *a = args;
+	const struct moe_experts *l = a->layer;
+
+	worker->rows = moe_group_rows(a);
+	for (int e = l->group_first[a->group]; e < l->group_first[a->group + 1]; e++) {
+		struct moe_expert expert = moe_expert_of(l, a->part, e);
+		struct moe_expert_rows rows = moe_expert_rows_of(l, a->state, a->part, e);
+		struct moe_expert_grad grad = moe_expert_grad_of(l, a->part, e);
+
+		if (a->first)
+			clear(l, &grad, a->part, a->c0, a->c1);
+		if (!rows.m)
+			continue;
+		if (a->head)
+			moe_kernels()->expert_scatter(&expert, &rows);
+		moe_kernels()->expert_down_bwd(&expert, &rows, &grad, a->c0, a->c1, worker->scratch);
+	}
+}
+
+static double cost_us(const void *args)
+{
+	const struct moe_expert_args *a = args;
+
+	return moe_group_gemm_us(a, 1.3 * MOE_CHUNK * (a->c1 - a->c0), a->layer->H);
+}
+
+MOE_CODELET(down_bwd, run, cost_us);

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Arguments that all codelets over one expert group share. */
+#ifndef MOE_CODELETS_EXPERT_ARGS_H
+#define MOE_CODELETS_EXPERT_ARGS_H
+
+#include "codelets/moe.h"
+
+struct moe_codelet;
+
+struct moe_expert_args {
+	const struct moe_experts *layer;
+	const struct moe_experts_state *state;
+	int part, group;
+	int c0, c1;	 /* chunks of I or H */
+	bool head;	 /* gather or scatter first: this is the group's only slice */
+	bool first;	 /* first micro-batch of the window: clear the gradients */
+};
+
+/* Rows of the group in this micro-batch. */
+int64_t moe_group_rows(const struct moe_expert_args *a);
+/* Microseconds of a GEMM over the group's rows with n columns and depth k in the reference path. */
+double moe_group_gemm_us(const struct moe_expert_args *a, double n, double k);
+
+#endif

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "codelets/ffn_bwd.h"
+#include "engine/codelet.h"
+
+size_t moe_ffn_scratch(const struct moe_ffn *f)
+{
+	size_t up = moe_kernels()->linear_scratch(MOE_TOKEN_BLOCK, f->I, f->H, 0);
+	size_t down = moe_kernels()->linear_scratch(MOE_TOKEN_BLOCK, f->H, f->I, 0);
+
+	return (size_t)MOE_TOKEN_BLOCK * (size_t)f->H * sizeof(float) + MOE_MAX(up, down);
+}
+
+/*
+ * With y = s f(x), s = sigmoid(a): ds = dy . f = dh . h for the unscaled dh, so f is never kept; then dh
+ * is scaled by s.
+ */
+static void through_sigmoid(const struct moe_ffn *f, struct moe_ffn_state *s, int t0, int t1)
+{
+	for (int t = t0; t < t1; t++) {
+		float *dh = s->dgate + (size_t)t * (size_t)f->I, g = s->sigmoid[t];
+		const float *h = s->h + (size_t)t * (size_t)f->I;
+		double dot = 0;
+
+		for (int j = 0; j < f->I; j++) {
+			dot += (double)dh[j] * h[j];
+			dh[j] *= g;
+		}
+		s->dsigmoid[t] = (float)dot * g * (1 - g);
+	}
+}
+
+static void run(const void *args, struct moe_worker *worker)
+{
+	const struct moe_token_args *a = args;
+	const struct moe_ffn *f = a->ffn;
+	struct moe_ffn_state *s = a->ffn_state;
+	int m = a->t1 - a->t0, H = f->H, I = f->I;
+	size_t at = (size_t)a->t0 * (size_t)I;
+	float *dx = worker->scratch, *rest = dx + (size_t)m * (size_t)H;
+
+	worker->rows = m;
+	moe_kernels()->linear_bwd(m, &f->down, a->residual + (size_t)a->t0 * (size_t)H, H, NULL,
+				  s->dgate + at, I, false, rest);
+	moe_kernels()->swiglu((int64_t)m * I, s->gate + at, s->up + at, s->h + at);
+	if (f->sigmoid_weight)
+		through_sigmoid(f, s, a->t0, a->t1);
+	moe_kernels()->swiglu_bwd((int64_t)m * I, s->gate + at, s->up + at, s->dgate + at, s->dgate + at,
+				  s->dup + at);
+	moe_kernels()->linear_bwd(m, &f->gate, s->dgate + at, I, NULL, dx, H, false, rest);
+	moe_kernels()->linear_bwd(m, &f->up, s->dup + at, I, NULL, dx, H, true, rest);
+	for (int t = 0; f->sigmoid_weight && t < m; t++)
+		for (int j = 0; j < H; j++)
+			dx[(size_t)t * (size_t)H + (size_t)j] += s->dsigmoid[a->t0 + t] * f->sigmoid_weight[j];
+	moe_norm_bwd_apply(&a->norm, a->t0, a->t1, H, dx, a->out);
+}
+
+static double cost_us(const void *args)
+{
+	const struct moe_token_args *a = args;
+
+	return 1 + 1.2e-4 * (a->t1 - a->t0) * a->ffn->H * a->ffn->I;
+}
+
+MOE_CODELET(ffn_bwd, run, cost_us);

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "codelets/ffn_up.h"
+#include "engine/codelet.h"
+
+#include <math.h>
+
+static void run(const void *args, struct moe_worker *worker)
+{
+	const struct moe_token_args *a = args;
+	const struct moe_ffn *f = a->ffn;
+	struct moe_ffn_state *s = a->ffn_state;
+	int m = a->t1 - a->t0;
+	size_t at = (size_t)a->t0 * (size_t)f->I;
+	const float *x = s->x + (size_t)a->t0 * (size_t)f->H;
+
+	worker->rows = m;
+	moe_kernels()->linear(m, &f->gate, 0, f->I, x, f->H, NULL, NULL, s->gate + at, f->I,
+			      worker->scratch);
+	moe_kernels()->linear(m, &f->up, 0, f->I, x, f->H, NULL, NULL, s->up + at, f->I, worker->scratch);
+	moe_kernels()->swiglu((int64_t)m * f->I, s->gate + at, s->up + at, s->h + at);
+	for (int t = 0; f->sigmoid_weight && t < m; t++) {
+		double dot = 0;
+
+		for (int j = 0; j < f->H; j++)
+			dot += (double)x[(size_t)t * (size_t)f->H + (size_t)j] * f->sigmoid_weight[j];
+		s->sigmoid[a->t0 + t] = (float)(1 / (1 + exp(-dot)));
+	}
+}
+
+static double cost_us(const void *args)
+{
+	const struct moe_token_args *a = args;
+
+	return 1 + 8e-5 * (a->t1 - a->t0) * a->ffn->H * a->ffn->I;
+}
+
+MOE_CODELET(ffn_up, run, cost_us);

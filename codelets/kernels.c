@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Chooses the kernel table of the process. */
+#include "codelets/kernels/kernels.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static const struct moe_kernels *selected;
+
+const struct moe_kernels *moe_kernels(void)
+{
+	MOE_ASSERT(selected);
+	return selected;
+}
+
+static enum moe_status unknown(const char *name)
+{
+	char text[256];
+	size_t at = 0;
+
+	text[0] = 0;
+	for (int i = 0; moe_kernels_list[i] && at < sizeof text; i++)
+		at += (size_t)snprintf(text + at, sizeof text - at, " %s%s", moe_kernels_list[i]->name,
+				       moe_kernels_list[i]->supported() ? "" : " (not on this CPU)");
+	return moe_fail(MOE_ERR_CONFIG, "no kernels \"%s\" for this CPU; built:%s", name, text);
+}
+
+enum moe_status moe_kernels_select(const char *name)
+{
+	const struct moe_kernels *best = NULL;
+
+	if (!name)
+		name = getenv("MOESAIC_ISA");
+	for (int i = 0; moe_kernels_list[i]; i++) {
+		const struct moe_kernels *k = moe_kernels_list[i];
+
+		if (!k->supported() || (name && strcmp(name, k->name)))
+			continue;
+		if (!best || k->rank > best->rank)
+			best = k;
+	}
+	if (!best)
+		return unknown(name ? name : "");
+	selected = best;
+	return MOE_OK;
+}

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One MoE layer and one micro-batch's pass through it, as plain data that the codelets work on.
+ * Who may touch what when is said by the handles of graphs/moe_graph.h, not here.
+ *
+ * Names: E experts, k per token, H hidden, I intermediate (of a part: I_p), T tokens, R = T k rows
+ * (token, slot pairs), P parts, G groups of consecutive experts, r LoRA rank.
+ */
+#ifndef MOE_CODELETS_MOE_H
+#define MOE_CODELETS_MOE_H
+
+#include "codelets/kernels/kernels.h"
+#include "codelets/router.h"
+
+#define MOE_MAX_LAYER_PARTS 64
+
+/* A trainable array of E equal pieces (E = 1 for dense layers): f32 master, gradient, moments. */
+struct moe_param {
+	float *value, *grad, *m, *v; /* grad, m, v NULL: frozen */
+	int64_t piece;		     /* elements of one expert */
+};
+
+static inline float *moe_piece(float *base, const struct moe_param *p, int e)
+{
+	return base ? base + (int64_t)e * p->piece : NULL;
+}
+
+/* A part's share: columns i0..i0+I of the intermediate dimension. */
+struct moe_experts_part {
+	int64_t i0, I;
+	struct moe_weight *gate, *up, *down; /* [E] of [I, H], [I, H], [H, I] */
+	struct moe_param gate_b, up_b;	     /* pieces [I, r] */
+	struct moe_param down_a;	     /* pieces [r, I] */
+	float *grad_gate, *grad_up, *grad_down; /* [E][I, H], [E][I, H], [E][H, I] or NULL */
+};
+
+struct moe_experts {
+	int E, k, H, I, P, G, r, ra; /* ra = rows of a_gu: r with shared A, else 2r */
+	float scale;
+	int *group_first; /* [G + 1] first expert of each group */
+	struct moe_experts_part part[MOE_MAX_LAYER_PARTS];
+	struct moe_param a_gu;	 /* pieces [ra, H] */
+	struct moe_param down_b; /* pieces [H, r] */
+	/* router: NULL where the caller gives ids and weights */
+	const struct moe_router *router;
+	struct moe_router_config router_config;
+	struct moe_weight router_weight; /* [E, H] */
+	float *grad_router;		 /* [E, H] or NULL */
+	float aux_coef;
+};
+
+/* Where each row goes. Final once the plan task has run. */
+struct moe_plan {
+	int T;
+	int32_t *ids;	   /* [T, k]; -1: skipped */
+	float *weights;	   /* [T, k] */
+	float *logits;	   /* [T, E] */
+	double *prob_sum;  /* [blocks][E] */
+	double aux_loss;
+	int32_t *offset;   /* [E + 1] */
+	int32_t *token;	   /* [R] */
+	int32_t *position; /* [T, k] row of a slot, -1: skipped */
+	float *row_weight; /* [R] */
+	float *grad_weights, *grad_logits; /* [T, k], [T, E] */
+};
+
+/* Kept from forward to backward: "kept"; within a phase: "scratch", shared by layers. */
+struct moe_experts_part_state {
+	float *u;	  /* kept [R, ra] */
+	float *gate, *up; /* kept [R, I_p] */
+	float *v_part;	  /* kept [chunks(I_p)][R][r] */
+	float *panel;	  /* scratch [R, H] */
+	float *h;	  /* scratch [R, I_p] */
+	float *y;	  /* scratch [R, H] */
+	float *sum;	  /* scratch [T, H]: sum over slots */
+	float *z;	  /* ring of two [R, r] */
+	float *w_part;	  /* ring of two [chunks(I_p)][R][2r] */
+	float *dgate, *dup; /* scratch [R, I_p] */
+	float *dgw_part;  /* scratch [chunks(I_p)][R] */
+};
+
+struct moe_experts_state {
+	struct moe_plan plan;
+	size_t part_rows; /* R */
+	const float *x;	  /* [T, H] input of router and experts */
+	const float *grad_out; /* [T, H] */
+	struct moe_experts_part_state part[MOE_MAX_LAYER_PARTS];
+};
+
+/* A dense SwiGLU: y = (silu(x Wg^T) * (x Wu^T)) Wd^T, times sigmoid(x . s) where there is s. */
+struct moe_ffn {
+	int H, I;
+	struct moe_weight gate, up, down; /* [I, H], [I, H], [H, I] */
+	float *sigmoid_weight;		  /* [H] or NULL */
+	float *grad_gate, *grad_up, *grad_down, *grad_sigmoid; /* or NULL */
+};
+
+struct moe_ffn_state {
+	const float *x;	    /* [T, H] */
+	float *gate, *up;   /* kept [T, I] */
+	float *sigmoid;	    /* kept [T] */
+	float *h;	    /* scratch [T, I] */
+	float *dgate, *dup; /* scratch [T, I] */
+	float *dsigmoid;    /* [T] gradient of the sigmoid's argument */
+};
+
+/* Expert e of part p, ready for a kernel. */
+struct moe_expert moe_expert_of(const struct moe_experts *l, int p, int e);
+/* Its rows in this micro-batch (m may be 0). */
+struct moe_expert_rows moe_expert_rows_of(const struct moe_experts *l,
+					  const struct moe_experts_state *s, int p, int e);
+struct moe_expert_grad moe_expert_grad_of(const struct moe_experts *l, int p, int e);
+
+static inline int moe_chunks(int64_t n)
+{
+	return (int)((n + MOE_CHUNK - 1) / MOE_CHUNK);
+}
+static inline int moe_token_blocks(int T)
+{
+	return (T + MOE_TOKEN_BLOCK - 1) / MOE_TOKEN_BLOCK;
+}
+/* Part that owns the replicated LoRA of a group. */
+static inline int moe_group_owner(const struct moe_experts *l, int g)
+{
+	return g % l->P;
+}
+
+#endif

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "codelets/route.h"
+#include "engine/codelet.h"
+
+size_t moe_route_scratch(const struct moe_experts *l)
+{
+	size_t probs = (size_t)MOE_TOKEN_BLOCK * (size_t)l->E * sizeof(double);
+
+	return MOE_MAX(probs, moe_kernels()->linear_scratch(MOE_TOKEN_BLOCK, l->E, l->H, 0));
+}
+
+static void run(const void *args, struct moe_worker *worker)
+{
+	const struct moe_token_args *a = args;
+	const struct moe_experts *l = a->layer;
+	struct moe_plan *plan = &a->state->plan;
+	int m = a->t1 - a->t0;
+	float *logits = plan->logits + (size_t)a->t0 * (size_t)l->E;
+	double *sum = plan->prob_sum + (size_t)(a->t0 / MOE_TOKEN_BLOCK) * (size_t)l->E;
+	double *probs = worker->scratch;
+
+	worker->rows = m;
+	moe_kernels()->linear(m, &l->router_weight, 0, l->E, a->state->x + (size_t)a->t0 * (size_t)l->H,
+			      l->H, NULL, NULL, logits, l->E, worker->scratch);
+	l->router->select(&l->router_config, m, logits, plan->ids + (size_t)a->t0 * (size_t)l->k,
+			  plan->weights + (size_t)a->t0 * (size_t)l->k);
+	memset(sum, 0, (size_t)l->E * sizeof *sum);
+	if (!l->router->probs)
+		return;
+	l->router->probs(&l->router_config, m, logits, probs);
+	for (int t = 0; t < m; t++)
+		for (int e = 0; e < l->E; e++)
+			sum[e] += probs[(size_t)t * (size_t)l->E + (size_t)e];
+}
+
+static double cost_us(const void *args)
+{
+	const struct moe_token_args *a = args;
+
+	return 1 + (a->t1 - a->t0) * (double)a->layer->E * (1e-2 + 4e-5 * a->layer->H);
+}
+
+MOE_CODELET(route, run, cost_us);

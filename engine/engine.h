@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The runtime under everything. Knows nothing of MoE.
+ *
+ * Lifetime: one engine per process. Threads: any thread may submit; a graph is submitted between
+ * moe_submit_begin and moe_submit_end, which hold the engine's lock, so the tracker and StarPU see
+ * one order. Nothing waits while that lock is held. Tensors are created and destroyed under the
+ * same lock, taken by the functions themselves.
+ */
+#ifndef MOE_ENGINE_ENGINE_H
+#define MOE_ENGINE_ENGINE_H
+
+#include "engine/base.h"
+
+struct moe_codelet; /* engine/codelet.h */
+
+/* ---- tensors: a StarPU handle that carries order, not an address ---- */
+
+struct moe_tensor;
+
+enum moe_mode { MOE_R = 1, MOE_W = 2, MOE_RW = 3 };
+
+struct moe_access {
+	struct moe_tensor *tensor;
+	enum moe_mode mode;
+};
+
+/* name is copied; shown in error texts. bytes and part are for the plan and traces only. */
+enum moe_status moe_tensor_create(struct moe_engine *e, const char *name, size_t bytes, int part,
+				  struct moe_tensor **out);
+/* Waits for the tasks that use it (StarPU unregisters synchronously). NULL accepted. */
+void moe_tensor_destroy(struct moe_tensor *t);
+/* As if a task had written it: for data that the caller fills before any task runs. */
+void moe_tensor_set_initialised(struct moe_tensor *t);
+
+/* ---- submission ---- */
+
+#define MOE_MAX_TASK_HANDLES 64
+
+/* Counts the unfinished tasks of one call or step; wait on it with moe_ticket_wait. */
+struct moe_ticket;
+enum moe_status moe_ticket_create(struct moe_engine *e, struct moe_ticket **out);
+void moe_ticket_destroy(struct moe_ticket *t);
+/* Until its tasks have run. A failure that one of them reported is returned once. */
+enum moe_status moe_ticket_wait(struct moe_ticket *t);
+bool moe_ticket_done(struct moe_ticket *t);
+
+struct moe_task_desc {
+	struct moe_codelet *codelet;
+	const void *args; /* copied */
+	size_t args_size;
+	const struct moe_access *access;
+	int n_access;
+	int priority; /* clamped to the policy's range */
+	struct moe_tag tag;
+	struct moe_ticket *ticket; /* may be NULL */
+};
+
+/* The lock: see the head of this file. begin fails after fork and when the engine is closing. */
+enum moe_status moe_submit_begin(struct moe_engine *e);
+void moe_submit_end(struct moe_engine *e);
+/* Only between begin and end, never from a task. Errors leave nothing submitted. */
+enum moe_status moe_submit(struct moe_engine *e, const struct moe_task_desc *d);
+
+/* ---- the worker that runs a codelet ---- */
+
+struct moe_worker {
+	struct moe_engine *engine;
+	int index;
+	void *scratch; /* at least moe_engine_reserve_scratch bytes */
+	int64_t rows;  /* set by the codelet: becomes tag.rows */
+};
+
+/* Grows every worker's scratch; only while nothing is outstanding. */
+enum moe_status moe_engine_reserve_scratch(struct moe_engine *e, size_t bytes);
+
+int moe_engine_parts(const struct moe_engine *e);
+int moe_engine_workers(const struct moe_engine *e);
+int64_t moe_engine_outstanding(const struct moe_engine *e);
+enum moe_status moe_engine_check(const struct moe_engine *e); /* alive and not a forked child */
+
+/* ---- memory with a home ---- */
+
+/*
+ * Zeroed pages on the part's NUMA node (part -1: anywhere), 2 MiB aligned and huge where large.
+ * On a fake topology the wanted node is recorded and the pages are plain. purpose groups bytes for
+ * reports and is a string constant. Counts against the engine until freed.
+ */
+void *moe_memory_alloc(struct moe_engine *e, size_t bytes, int part, const char *purpose);
+void moe_memory_free(struct moe_engine *e, void *p);
+/* Node that the page range was asked for, -1: none or not ours. */
+int moe_memory_node(struct moe_engine *e, const void *p);
+/* Bytes allocated now for a purpose (NULL: all) on a part (-1: all parts). */
+size_t moe_memory_bytes(struct moe_engine *e, const char *purpose, int part);
+
+#endif

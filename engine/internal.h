@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Shared by the files of engine/ only. */
+#ifndef MOE_ENGINE_INTERNAL_H
+#define MOE_ENGINE_INTERNAL_H
+
+#include "engine/codelet.h"
+#include "engine/engine.h"
+#include "engine/starpu_compat.h"
+
+#include <hwloc.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/types.h>
+
+#define MOE_MAX_PARTS 64
+#define MOE_MASK_WORDS ((STARPU_NMAXWORKERS + 31) / 32)
+
+struct moe_part {
+	int node;		       /* NUMA node, logical */
+	int n_workers;
+	uint32_t mask[MOE_MASK_WORDS]; /* worker ids */
+};
+
+struct moe_topology {
+	hwloc_topology_t hwloc;
+	bool fake;
+	int nodes, cpus; /* NUMA nodes; cores that this process may use */
+};
+
+/* One placed allocation. */
+struct moe_block_header;
+
+struct moe_engine {
+	int references;
+	pid_t pid;
+	struct moe_engine_params params; /* as asked for; strings owned */
+	char *policy, *isa;
+	struct moe_topology topology;
+	int n_workers, n_parts;
+	struct moe_part parts[MOE_MAX_PARTS];
+	int min_priority, max_priority;
+
+	pthread_mutex_t lock; /* submission, tensors */
+	bool submitting;
+	int64_t n_tensors, next_tensor;
+	uint64_t next_task;
+
+	/* outstanding tasks and the pause rule */
+	atomic_llong outstanding;
+	atomic_llong remote_tasks;
+	pthread_mutex_t idle_lock;
+	pthread_cond_t idle_changed; /* outstanding reached 0, or the engine resumed or closes */
+	pthread_t idle_thread;
+	bool paused, closing;
+	int held, pauses;
+	enum moe_status task_status; /* first failure a task reported */
+	char task_error[256];
+
+	struct moe_observer observer;
+	struct moe_worker workers[STARPU_NMAXWORKERS];
+	size_t scratch_bytes;
+
+	pthread_mutex_t memory_lock;
+	struct moe_block_header *memory;
+	size_t memory_total;
+};
+
+struct moe_tensor {
+	struct moe_engine *engine;
+	starpu_data_handle_t handle;
+	char *name;
+	int64_t id;
+	size_t bytes;
+	int part;
+	bool initialised;
+	/* shadow of StarPU's implicit dependencies, kept while an observer is set */
+	uint64_t last_writer;
+	uint64_t *readers; /* since last_writer */
+	int n_readers, cap_readers;
+};
+
+struct moe_ticket {
+	struct moe_engine *engine;
+	atomic_llong outstanding;
+};
+
+/* A submitted task; cl_arg of the StarPU task, freed with it. */
+struct moe_record {
+	struct moe_engine *engine;
+	struct moe_codelet *codelet;
+	struct moe_ticket *ticket;
+	struct moe_tag tag;
+	uint64_t id;
+	double start, end;
+	int worker;
+	_Alignas(16) unsigned char args[];
+};
+
+enum moe_status moe_topology_load(struct moe_topology *t);
+void moe_topology_unload(struct moe_topology *t);
+/* NUMA node of a CPU (hwloc logical PU index), 0 if unknown. */
+int moe_topology_node_of_pu(const struct moe_topology *t, int pu);
+
+enum moe_status moe_tracker_access(struct moe_tensor *t, uint64_t task, enum moe_mode mode,
+				   uint64_t **deps, int *n_deps, int *cap_deps);
+void moe_memory_free_all(struct moe_engine *e);
+
+/* Makes StarPU's workers run (undoes the idle pause); call before submitting or blocking. */
+void moe_engine_resume(struct moe_engine *e);
+/* One task less; called by the worker that ran it. */
+void moe_engine_task_done(struct moe_engine *e, struct moe_ticket *ticket);
+bool moe_engine_policy_obeys_masks(const char *policy);
+
+#endif

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory with a home: the one place that asks for NUMA nodes. */
+#include "engine/internal.h"
+
+#include <errno.h>
+#include <numa.h>
+#include <numaif.h>
+#include <sys/mman.h>
+
+#define HUGE_PAGE ((size_t)2 << 20)
+#define SMALL_LIMIT (HUGE_PAGE / 2) /* below it a heap block wastes less than a mapping */
+
+struct moe_block_header {
+	struct moe_block_header *next, **link;
+	void *base;    /* what to give back */
+	size_t mapped; /* bytes of the mapping, 0: heap */
+	size_t bytes;
+	void *data;
+	int part, node;
+	const char *purpose;
+};
+
+/* Binds a fresh mapping to a node. Failure is not an error: the pages are then simply elsewhere. */
+static void bind_node(struct moe_engine *e, void *p, size_t bytes, int node)
+{
+	hwloc_obj_t obj;
+	struct bitmask *mask;
+
+	if (node < 0 || e->topology.fake || e->topology.nodes < 2 || numa_available() < 0)
+		return;
+	obj = hwloc_get_obj_by_type(e->topology.hwloc, HWLOC_OBJ_NUMANODE, (unsigned)node);
+	mask = numa_allocate_nodemask();
+	if (!obj || !mask)
+		return;
+	numa_bitmask_setbit(mask, obj->os_index);
+	if (mbind(p, bytes, MPOL_PREFERRED, mask->maskp, mask->size + 1, 0))
+		moe_log(MOE_LOG_WARNING, "cannot place %zu bytes on NUMA node %d: %s", bytes, node,
+			strerror(errno));
+	numa_free_nodemask(mask);
+}
+
+static bool map_pages(struct moe_engine *e, struct moe_block_header *b)
+{
+	size_t rounded = (b->bytes + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
+	char *p;
+
+	b->mapped = rounded + HUGE_PAGE; /* room to align */
+	p = mmap(NULL, b->mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+		 -1, 0);
+	if (p == MAP_FAILED)
+		return false;
+	b->base = p;
+	b->data = (void *)(((uintptr_t)p + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
+	madvise(b->data, rounded, MADV_HUGEPAGE);
+	bind_node(e, b->data, rounded, b->node);
+	return true;
+}
+
+void *moe_memory_alloc(struct moe_engine *e, size_t bytes, int part, const char *purpose)
+{
+	struct moe_block_header *b = moe_calloc(1, sizeof *b);
+
+	MOE_ASSERT(part < e->n_parts);
+	if (!b)
+		return NULL;
+	b->bytes = bytes;
+	b->part = part;
+	b->node = part < 0 ? -1 : e->parts[part].node;
+	b->purpose = purpose;
+	if (bytes < SMALL_LIMIT) {
+		b->base = moe_calloc(bytes + 64, 1);
+		b->data = (void *)(((uintptr_t)b->base + 63) & ~(uintptr_t)63);
+	} else {
+		void *probe = moe_alloc(1, 1); /* lets fault injection reach mappings too */
+
+		if (!probe || !map_pages(e, b))
+			b->base = NULL;
+		moe_free(probe);
+	}
+	if (!b->base) {
+		moe_free(b);
+		return NULL;
+	}
+	pthread_mutex_lock(&e->memory_lock);
+	b->next = e->memory;
+	b->link = &e->memory;
+	if (b->next)
+		b->next->link = &b->next;
+	e->memory = b;
+	e->memory_total += bytes;
+	pthread_mutex_unlock(&e->memory_lock);
+	return b->data;
+}
+
+static struct moe_block_header *find(struct moe_engine *e, const void *p)
+{
+	for (struct moe_block_header *b = e->memory; b; b = b->next)
+		if ((const char *)p >= (const char *)b->data &&
+		    (const char *)p < (const char *)b->data + MOE_MAX(b->bytes, (size_t)1))
+			return b;
+	return NULL;
+}
+
+static void release(struct moe_block_header *b)
+{
+	if (b->mapped)
+		munmap(b->base, b->mapped);
+	else
+		moe_free(b->base);
+	moe_free(b);
+}
+
+void moe_memory_free(struct moe_engine *e, void *p)
+{
+	struct moe_block_header *b;
+
+	if (!p)
+		return;
+	pthread_mutex_lock(&e->memory_lock);
+	b = find(e, p);
+	MOE_ASSERT(b && b->data == p);
+	*b->link = b->next;
+	if (b->next)
+		b->next->link = b->link;
+	e->memory_total -= b->bytes;
+	pthread_mutex_unlock(&e->memory_lock);
+	release(b);
+}
+
+void moe_memory_free_all(struct moe_engine *e)
+{
+	struct moe_block_header *b = e->memory, *next;
+
+	for (; b; b = next) {
+		next = b->next;
+		release(b);
+	}
+	e->memory = NULL;
+	e->memory_total = 0;
+}
+
+int moe_memory_node(struct moe_engine *e, const void *p)
+{
+	struct moe_block_header *b;
+	int node;
+
+	pthread_mutex_lock(&e->memory_lock);
+	b = find(e, p);
+	node = b ? b->node : -1;
+	pthread_mutex_unlock(&e->memory_lock);
+	return node;
+}
+
+size_t moe_memory_bytes(struct moe_engine *e, const char *purpose, int part)
+{
+	size_t total = 0;
+
+	pthread_mutex_lock(&e->memory_lock);
+	for (struct moe_block_header *b = e->memory; b; b = b->next)
+		if ((!purpose || !strcmp(purpose, b->purpose)) && (part < 0 || part == b->part))
+			total += b->bytes;
+	pthread_mutex_unlock(&e->memory_lock);
+	return total;
+}

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One task from description to execution: guards, tracker, worker mask, body, bookkeeping. */
+#include "engine/internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum moe_status moe_submit_begin(struct moe_engine *e)
+{
+	MOE_TRY(moe_engine_check(e));
+	if (starpu_worker_get_id() >= 0)
+		return moe_fail(MOE_ERR_STATE, "tasks cannot submit tasks: a later reader could be "
+					       "ordered before them");
+	pthread_mutex_lock(&e->lock);
+	pthread_mutex_lock(&e->idle_lock);
+	e->submitting = true; /* from here on the idle thread keeps its hands off */
+	pthread_mutex_unlock(&e->idle_lock);
+	moe_engine_resume(e);
+	return MOE_OK;
+}
+
+void moe_submit_end(struct moe_engine *e)
+{
+	/* the graph may have been empty, or over before the idle thread looked */
+	pthread_mutex_lock(&e->idle_lock);
+	e->submitting = false;
+	pthread_cond_broadcast(&e->idle_changed);
+	pthread_mutex_unlock(&e->idle_lock);
+	pthread_mutex_unlock(&e->lock);
+}
+
+void moe_codelet_body(void *buffers[], void *arg)
+{
+	struct moe_record *r = arg;
+	struct moe_engine *e = r->engine;
+	int w = starpu_worker_get_id();
+	struct moe_worker *worker = &e->workers[w];
+
+	(void)buffers;
+	r->worker = w;
+	if (r->tag.part >= 0 && !(e->parts[r->tag.part].mask[w / 32] >> (w % 32) & 1))
+		atomic_fetch_add_explicit(&e->remote_tasks, 1, memory_order_relaxed);
+	worker->rows = 0;
+	if (e->observer.executed)
+		r->start = moe_now();
+	r->codelet->run(r->args, worker);
+	r->tag.rows = worker->rows;
+	if (e->observer.executed) {
+		struct moe_task_event event = { .id = r->id, .tag = r->tag, .worker = w };
+
+		r->end = moe_now();
+		event.start = r->start;
+		event.end = r->end;
+		e->observer.executed(&event, e->observer.user);
+	}
+}
+
+/* After StarPU has released the task's data. */
+static void task_finished(void *arg)
+{
+	struct moe_record *r = arg;
+
+	moe_engine_task_done(r->engine, r->ticket);
+}
+
+double moe_codelet_predict(struct starpu_task *task, struct starpu_perfmodel_arch *arch, unsigned n)
+{
+	const struct moe_record *r = task->cl_arg;
+
+	(void)arch, (void)n;
+	if (!r || !r->codelet->cost_us)
+		return 10.0;
+	return r->codelet->cost_us(r->args);
+}
+
+/* Every misuse that would make StarPU abort or read garbage. */
+static enum moe_status check_access(struct moe_engine *e, const struct moe_task_desc *d)
+{
+	const char *name = d->codelet->cl.name;
+
+	if (d->n_access < 0 || d->n_access > MOE_MAX_TASK_HANDLES)
+		return moe_fail(MOE_ERR_ARG, "task %s names %d tensors; at most %d are allowed", name,
+				d->n_access, MOE_MAX_TASK_HANDLES);
+	for (int i = 0; i < d->n_access; i++) {
+		const struct moe_access *a = &d->access[i];
+
+		if (!a->tensor)
+			return moe_fail(MOE_ERR_ARG, "task %s: tensor %d is NULL", name, i);
+		if (a->tensor->engine != e)
+			return moe_fail(MOE_ERR_ARG, "task %s: tensor %s is of another engine", name,
+					a->tensor->name);
+		if (a->mode < MOE_R || a->mode > MOE_RW)
+			return moe_fail(MOE_ERR_ARG, "task %s: mode %d of tensor %s", name, a->mode,
+					a->tensor->name);
+		if (a->mode != MOE_W && !a->tensor->initialised)
+			return moe_fail(MOE_ERR_STATE, "task %s reads tensor %s, which nothing has written",
+					name, a->tensor->name);
+		for (int j = 0; j < i; j++)
+			if (d->access[j].tensor == a->tensor)
+				return moe_fail(MOE_ERR_ARG, "task %s names tensor %s twice", name,
+						a->tensor->name);
+	}
+	return MOE_OK;
+}
+
+static enum moe_status set_handles(struct starpu_task *t, const struct moe_task_desc *d)
+{
+	struct starpu_data_descr unused;
+	starpu_data_handle_t *handles = t->handles;
+	enum starpu_data_access_mode *modes = t->modes;
+
+	(void)unused;
+	t->nbuffers = d->n_access;
+	if (d->n_access > STARPU_NMAXBUFS) {
+		/* StarPU releases these with free() */
+		t->dyn_handles = malloc((size_t)d->n_access * sizeof *t->dyn_handles);
+		t->dyn_modes = malloc((size_t)d->n_access * sizeof *t->dyn_modes);
+		if (!t->dyn_handles || !t->dyn_modes)
+			return moe_fail(MOE_ERR_NOMEM, "no memory for a task");
+		handles = t->dyn_handles;
+		modes = t->dyn_modes;
+	}
+	for (int i = 0; i < d->n_access; i++) {
+		handles[i] = d->access[i].tensor->handle;
+		modes[i] = d->access[i].mode == MOE_R	? STARPU_R
+			   : d->access[i].mode == MOE_W ? STARPU_W
+							: STARPU_RW;
+	}
+	return MOE_OK;
+}
+
+static enum moe_status track(struct moe_engine *e, const struct moe_task_desc *d, uint64_t id)
+{
+	struct moe_task_event event = { .id = id, .tag = d->tag };
+	uint64_t *deps = NULL;
+	int cap = 0;
+	enum moe_status st = MOE_OK;
+
+	for (int i = 0; st == MOE_OK && i < d->n_access; i++)
+		st = moe_tracker_access(d->access[i].tensor, id, d->access[i].mode, &deps,
+					&event.n_deps, &cap);
+	event.deps = deps;
+	if (st == MOE_OK && e->observer.submitted)
+		e->observer.submitted(&event, e->observer.user);
+	moe_free(deps);
+	return st;
+}
+
+static struct moe_record *make_record(struct moe_engine *e, const struct moe_task_desc *d)
+{
+	/* malloc: StarPU frees it with the task (cl_arg_free) */
+	struct moe_record *r = moe_alloc(1, sizeof *r + d->args_size);
+
+	if (!r)
+		return NULL;
+	memset(r, 0, sizeof *r);
+	r->engine = e;
+	r->codelet = d->codelet;
+	r->ticket = d->ticket;
+	r->tag = d->tag;
+	r->id = e->next_task + 1;
+	if (d->args_size)
+		memcpy(r->args, d->args, d->args_size);
+	return r;
+}
+
+static void set_mask(struct moe_engine *e, struct starpu_task *t, int part)
+{
+	/* strict parts only; with one part or all workers a mask would say nothing */
+	if (part < 0 || e->n_parts == 1 || e->params.placement != MOE_PLACEMENT_STRICT ||
+	    e->parts[part].n_workers == e->n_workers)
+		return;
+	t->workerids = e->parts[part].mask;
+	t->workerids_len = MOE_MASK_WORDS;
+}
+
+enum moe_status moe_submit(struct moe_engine *e, const struct moe_task_desc *d)
+{
+	struct starpu_task *t = NULL;
+	struct moe_record *r = NULL;
+	enum moe_status st;
+	int rc;
+
+	MOE_ASSERT(e->submitting);
+	MOE_TRY(check_access(e, d));
+	r = make_record(e, d);
+	t = starpu_task_create();
+	if (!r || !t) {
+		st = moe_fail(MOE_ERR_NOMEM, "no memory for a task");
+		goto fail;
+	}
+	t->cl = &d->codelet->cl;
+	t->cl_arg = r;
+	t->cl_arg_size = sizeof *r + d->args_size;
+	t->cl_arg_free = 1;
+	t->callback_func = task_finished;
+	t->callback_arg = r;
+	t->priority = MOE_MIN(MOE_MAX(d->priority, e->min_priority), e->max_priority);
+	MOE_TRY_GOTO(set_handles(t, d), st, fail);
+	set_mask(e, t, d->tag.part);
+	if (e->observer.submitted)
+		MOE_TRY_GOTO(track(e, d, r->id), st, fail);
+	atomic_fetch_add(&e->outstanding, 1);
+	if (d->ticket)
+		atomic_fetch_add(&d->ticket->outstanding, 1);
+	rc = starpu_task_submit(t);
+	if (rc) {
+		moe_engine_task_done(e, d->ticket);
+		st = moe_fail(MOE_ERR_RUNTIME, "StarPU refuses task %s: %s", d->codelet->cl.name,
+			      strerror(-rc));
+		goto fail;
+	}
+	e->next_task++;
+	for (int i = 0; i < d->n_access; i++)
+		if (d->access[i].mode != MOE_R)
+			d->access[i].tensor->initialised = true;
+	return MOE_OK;
+fail:
+	if (t) {
+		t->cl_arg_free = 0;
+		t->destroy = 0;
+		starpu_task_destroy(t);
+	}
+	moe_free(r);
+	return st;
+}

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory of a pass through a MoE layer. What is kept per (slot, layer): the plan, u, gate, up and
+ * the partial h A_down^T. Everything else is scratch that a micro-batch's layers share.
+ */
+#include "codelets/combine_bwd.h"
+#include "codelets/lora_grad.h"
+#include "codelets/route.h"
+#include "graphs/moe_state.h"
+
+struct taker {
+	struct moe_engine *e; /* NULL: only count */
+	size_t bytes;
+	enum moe_status st;
+};
+
+static void *take(struct taker *t, size_t count, size_t size, int part)
+{
+	void *p;
+
+	t->bytes += count * size;
+	if (!t->e || t->st != MOE_OK || !count)
+		return NULL;
+	p = moe_memory_alloc(t->e, count * size, part, "activations");
+	if (!p)
+		t->st = moe_fail(MOE_ERR_NOMEM, "no memory for %zu bytes of activations",
+				 count * size);
+	return p;
+}
+
+static float *take_f32(struct taker *t, size_t rows, int64_t width, int part)
+{
+	return take(t, rows * (size_t)width, sizeof(float), part);
+}
+
+static size_t rows_of(const struct moe_experts *l, int T)
+{
+	return (size_t)T * (size_t)l->k;
+}
+
+static void scratch_take(struct taker *t, const struct moe_experts *l, int T, bool backward,
+			 struct moe_experts_scratch *s)
+{
+	size_t R = rows_of(l, T);
+
+	for (int p = 0; p < l->P; p++) {
+		struct moe_experts_part_state *ps = &s->part[p];
+		int64_t I = l->part[p].I;
+		size_t chunks = (size_t)moe_chunks(I);
+
+		ps->panel = take_f32(t, R, l->H, p);
+		ps->h = take_f32(t, R, I, p);
+		ps->y = take_f32(t, R, l->H, p);
+		ps->sum = take_f32(t, (size_t)T, l->H, p);
+		if (!backward)
+			continue;
+		ps->z = take_f32(t, R, l->r, p);
+		ps->dgate = take_f32(t, R, I, p);
+		ps->dup = take_f32(t, R, I, p);
+		ps->dgw_part = take_f32(t, R * chunks, 1, p);
+		for (int i = 0; i < 2; i++)
+			s->ring[i][p].w_part = take_f32(t, R * chunks, 2 * l->r, p);
+	}
+}
+
+enum moe_status moe_experts_scratch_alloc(struct moe_engine *e, const struct moe_experts *l, int T,
+					  bool backward, struct moe_experts_scratch *s)
+{
+	struct taker t = { .e = e, .st = MOE_OK };
+
+	memset(s, 0, sizeof *s);
+	scratch_take(&t, l, T, backward, s);
+	if (t.st != MOE_OK)
+		moe_experts_scratch_free(e, s, l->P);
+	return t.st;
+}
+
+void moe_experts_scratch_free(struct moe_engine *e, struct moe_experts_scratch *s, int P)
+{
+	for (int p = 0; p < P; p++) {
+		struct moe_experts_part_state *ps = &s->part[p];
+
+		moe_memory_free(e, ps->panel);
+		moe_memory_free(e, ps->h);
+		moe_memory_free(e, ps->y);
+		moe_memory_free(e, ps->sum);
+		moe_memory_free(e, ps->z);
+		moe_memory_free(e, ps->dgate);
+		moe_memory_free(e, ps->dup);
+		moe_memory_free(e, ps->dgw_part);
+		for (int i = 0; i < 2; i++)
+			moe_memory_free(e, s->ring[i][p].w_part);
+	}
+	memset(s, 0, sizeof *s);
+}
+
+static void plan_take(struct taker *t, const struct moe_experts *l, int T, struct moe_plan *plan)
+{
+	size_t R = rows_of(l, T), logits = l->router ? (size_t)T * (size_t)l->E : 0;
+
+	plan->ids = take(t, R, sizeof *plan->ids, -1);
+	plan->weights = take(t, R, sizeof *plan->weights, -1);
+	plan->logits = take(t, logits, sizeof *plan->logits, -1);
+	plan->prob_sum = take(t, (size_t)(l->router ? moe_token_blocks(T) : 0) * (size_t)l->E,
+			      sizeof *plan->prob_sum, -1);
+	plan->offset = take(t, (size_t)l->E + 1, sizeof *plan->offset, -1);
+	plan->token = take(t, R, sizeof *plan->token, -1);
+	plan->position = take(t, R, sizeof *plan->position, -1);
+	plan->row_weight = take(t, R, sizeof *plan->row_weight, -1);
+	plan->grad_weights = take(t, R, sizeof *plan->grad_weights, -1);
+	plan->grad_logits = take(t, logits, sizeof *plan->grad_logits, -1);
+}
+
+static void state_take(struct taker *t, const struct moe_experts *l, int T,
+		       struct moe_experts_state *s)
+{
+	size_t R = rows_of(l, T);
+
+	plan_take(t, l, T, &s->plan);
+	for (int p = 0; p < l->P; p++) {
+		struct moe_experts_part_state *ps = &s->part[p];
+		int64_t I = l->part[p].I;
+
+		ps->u = take_f32(t, R, l->ra, p);
+		ps->gate = take_f32(t, R, I, p);
+		ps->up = take_f32(t, R, I, p);
+		ps->v_part = take_f32(t, R * (size_t)moe_chunks(I), l->r, p);
+	}
+}
+
+enum moe_status moe_experts_state_alloc(struct moe_engine *e, const struct moe_experts *l, int T,
+					struct moe_experts_state *st)
+{
+	struct taker t = { .e = e, .st = MOE_OK };
+
+	memset(st, 0, sizeof *st);
+	state_take(&t, l, T, st);
+	st->part_rows = rows_of(l, T);
+	if (t.st != MOE_OK)
+		moe_experts_state_free(e, st, l->P);
+	return t.st;
+}
+
+void moe_experts_state_free(struct moe_engine *e, struct moe_experts_state *st, int P)
+{
+	struct moe_plan *plan = &st->plan;
+
+	moe_memory_free(e, plan->ids);
+	moe_memory_free(e, plan->weights);
+	moe_memory_free(e, plan->logits);
+	moe_memory_free(e, plan->prob_sum);
+	moe_memory_free(e, plan->offset);
+	moe_memory_free(e, plan->token);
+	moe_memory_free(e, plan->position);
+	moe_memory_free(e, plan->row_weight);
+	moe_memory_free(e, plan->grad_weights);
+	moe_memory_free(e, plan->grad_logits);
+	for (int p = 0; p < P; p++) {
+		moe_memory_free(e, st->part[p].u);
+		moe_memory_free(e, st->part[p].gate);
+		moe_memory_free(e, st->part[p].up);
+		moe_memory_free(e, st->part[p].v_part);
+	}
+	memset(st, 0, sizeof *st);
+}
+
+void moe_experts_state_bind(struct moe_experts_state *st, const struct moe_experts *l,
+			    const struct moe_experts_scratch *s, int ring, int T)
+{
+	st->plan.T = T;
+	st->part_rows = rows_of(l, T);
+	for (int p = 0; p < l->P; p++) {
+		struct moe_experts_part_state *ps = &st->part[p];
+
+		ps->panel = s->part[p].panel;
+		ps->h = s->part[p].h;
+		ps->y = s->part[p].y;
+		ps->sum = s->part[p].sum;
+		ps->z = s->part[p].z;
+		ps->dgate = s->part[p].dgate;
+		ps->dup = s->part[p].dup;
+		ps->dgw_part = s->part[p].dgw_part;
+		ps->w_part = s->ring[ring][p].w_part;
+	}
+}
+
+size_t moe_experts_state_bytes(const struct moe_experts *l, int T)
+{
+	struct taker t = { 0 };
+	struct moe_experts_state s;
+
+	state_take(&t, l, T, &s);
+	return t.bytes;
+}
+
+size_t moe_experts_scratch_bytes(const struct moe_experts *l, int T, bool backward)
+{
+	struct taker t = { 0 };
+	struct moe_experts_scratch s;
+
+	scratch_take(&t, l, T, backward, &s);
+	return t.bytes;
+}
+
+size_t moe_experts_worker_scratch(const struct moe_experts *l, int T)
+{
+	int m = (int)rows_of(l, T); /* all rows may go to one expert */
+	size_t n = moe_lora_grad_scratch(l, m);
+
+	n = MOE_MAX(n, moe_combine_bwd_scratch(l));
+	return l->router ? MOE_MAX(n, moe_route_scratch(l)) : n;
+}
+
+enum moe_status moe_ffn_state_alloc(struct moe_engine *e, const struct moe_ffn *f, int T,
+				    struct moe_ffn_state *s)
+{
+	struct taker t = { .e = e, .st = MOE_OK };
+
+	memset(s, 0, sizeof *s);
+	s->gate = take_f32(&t, (size_t)T, f->I, -1);
+	s->up = take_f32(&t, (size_t)T, f->I, -1);
+	s->h = take_f32(&t, (size_t)T, f->I, -1);
+	s->dgate = take_f32(&t, (size_t)T, f->I, -1);
+	s->dup = take_f32(&t, (size_t)T, f->I, -1);
+	s->sigmoid = take_f32(&t, (size_t)T, 1, -1);
+	s->dsigmoid = take_f32(&t, (size_t)T, 1, -1);
+	if (t.st != MOE_OK)
+		moe_ffn_state_free(e, s);
+	return t.st;
+}
+
+void moe_ffn_state_free(struct moe_engine *e, struct moe_ffn_state *s)
+{
+	moe_memory_free(e, s->gate);
+	moe_memory_free(e, s->up);
+	moe_memory_free(e, s->h);
+	moe_memory_free(e, s->dgate);
+	moe_memory_free(e, s->dup);
+	moe_memory_free(e, s->sigmoid);
+	moe_memory_free(e, s->dsigmoid);
+	memset(s, 0, sizeof *s);
+}

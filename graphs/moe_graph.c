@@ -1,0 +1,348 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Forward, backward and update of one MoE layer: what is submitted, in which order. */
+#include "graphs/moe_graph.h"
+
+/* Chunks s of n slices over `chunks` chunks: a run of whole chunks, possibly empty. */
+static void slice_range(int chunks, int n, int s, int *c0, int *c1)
+{
+	*c0 = (int)((int64_t)chunks * s / n);
+	*c1 = (int)((int64_t)chunks * (s + 1) / n);
+}
+
+static struct moe_token_args token_args(const struct moe_moe_pass *p, int block, int T)
+{
+	return (struct moe_token_args){
+		.layer = p->layer,
+		.state = p->state,
+		.ffn = p->ffn,
+		.ffn_state = p->ffn_state,
+		.t0 = moe_block_begin(block),
+		.t1 = moe_block_end(block, T),
+	};
+}
+
+static enum moe_status submit_route(const struct moe_context *c, struct moe_moe_pass *p,
+				    struct moe_stream *x)
+{
+	struct moe_slot_tensors *s = p->st;
+	struct moe_token_args all = token_args(p, 0, x->T);
+	bool routed = p->layer->router != NULL;
+
+	if (!routed) /* ids and weights are the caller's */
+		MOE_TRY(moe_join_submit(c, &s->x, x->block, x->n_blocks, NULL));
+	else {
+		/* logits, ids and weights of the last pass must be out of use */
+		MOE_TRY(moe_task_join(c, NULL, 0, p->plan, NULL));
+		for (int b = 0; b < x->n_blocks; b++) {
+			struct moe_token_args a = token_args(p, b, x->T);
+
+			MOE_TRY(moe_task_route(c, &a, b, x->block[b], p->plan, s->route[b]));
+		}
+		MOE_TRY(moe_join_submit(c, &s->x, s->route, x->n_blocks, NULL));
+	}
+	all.t1 = x->T;
+	return moe_task_plan(c, &all, &s->x.out, 1, s->scratch, p->plan);
+}
+
+/* gate_up and down of every (part, group) */
+static enum moe_status submit_experts(const struct moe_context *c, struct moe_moe_pass *p)
+{
+	const struct moe_experts *l = p->layer;
+	struct moe_slot_tensors *s = p->st;
+	int ni = s->cut.slices_i, nh = s->cut.slices_h;
+
+	for (int i = 0; i < l->P * l->G; i++) {
+		struct moe_expert_args a = { .layer = l,
+					     .state = p->state,
+					     .part = i / l->G,
+					     .group = i % l->G,
+					     .head = ni == 1 };
+		struct moe_tensor *lora_h = p->lt->lora_h[a.group], *in = p->plan;
+		struct moe_tensor **up = s->up + i * ni;
+
+		if (!a.head) {
+			MOE_TRY(moe_task_gather(c, &a, p->plan, lora_h, s->panel[i]));
+			in = s->panel[i];
+		}
+		for (int j = 0; j < ni; j++) {
+			slice_range(moe_chunks(l->part[a.part].I), ni, j, &a.c0, &a.c1);
+			MOE_TRY(moe_task_gate_up(c, &a, j, in, p->lt->lora_i[i], lora_h, up[j]));
+		}
+		for (int j = 0; j < nh; j++) {
+			slice_range(moe_chunks(l->H), nh, j, &a.c0, &a.c1);
+			MOE_TRY(moe_task_down(c, &a, j, up, ni, lora_h, s->rows[i * nh + j]));
+		}
+	}
+	return moe_join_submit(c, &s->y, s->rows, l->P * l->G * nh, s->scratch);
+}
+
+/* Sum over slots of the rows, per part and column block. */
+static enum moe_status submit_combine_parts(const struct moe_context *c, struct moe_moe_pass *p,
+					    struct moe_tensor *rows, bool weighted,
+					    struct moe_join *join)
+{
+	const struct moe_experts *l = p->layer;
+	struct moe_slot_tensors *s = p->st;
+	int n = s->cut.combine_blocks;
+
+	for (int i = 0; i < l->P * n; i++) {
+		struct moe_token_args a = {
+			.layer = l, .state = p->state, .part = i / n, .weighted = weighted
+		};
+
+		slice_range(moe_chunks(l->H), n, i % n, &a.c0, &a.c1);
+		MOE_TRY(moe_task_combine_part(c, &a, i % n, rows, p->plan, s->scratch, s->part[i]));
+	}
+	return moe_join_submit(c, join, s->part, l->P * n, NULL);
+}
+
+static enum moe_status submit_shared(const struct moe_context *c, struct moe_moe_pass *p,
+				     struct moe_stream *x)
+{
+	for (int b = 0; p->ffn && b < x->n_blocks; b++) {
+		struct moe_token_args a = token_args(p, b, x->T);
+
+		a.out = p->st->shared.data;
+		MOE_TRY(moe_task_ffn_up(c, &a, b, x->block[b], p->st->ffn[b]));
+		MOE_TRY(moe_task_ffn_down(c, &a, b, p->st->ffn[b], NULL, NULL,
+					  p->st->shared.block[b]));
+	}
+	return MOE_OK;
+}
+
+enum moe_status moe_graph_moe_forward(const struct moe_context *c, struct moe_moe_pass *p,
+				      struct moe_stream *x, struct moe_stream *residual,
+				      struct moe_stream *out)
+{
+	struct moe_slot_tensors *s = p->st;
+
+	p->state->x = x->data;
+	if (p->ffn) {
+		p->ffn_state->x = x->data;
+		moe_stream_resize(&s->shared, x->T);
+	}
+	MOE_TRY(submit_route(c, p, x));
+	MOE_TRY(submit_shared(c, p, x));
+	MOE_TRY(submit_experts(c, p));
+	MOE_TRY(submit_combine_parts(c, p, s->y.out, true, &s->parts));
+	for (int b = 0; b < x->n_blocks; b++) {
+		struct moe_token_args a = token_args(p, b, x->T);
+
+		a.residual = residual ? residual->data : NULL;
+		a.shared = p->ffn ? s->shared.data : NULL;
+		a.out = out->data;
+		MOE_TRY(moe_task_combine(c, &a, b, s->parts.out, p->ffn ? s->shared.block[b] : NULL,
+					 residual ? residual->block[b] : NULL, s->scratch,
+					 out->users, out->block[b]));
+	}
+	return MOE_OK;
+}
+
+/* down_bwd, gate_up_bwd and the gradients of every (part, group) */
+static enum moe_status submit_experts_bwd(const struct moe_context *c, struct moe_moe_pass *p,
+					  bool first)
+{
+	const struct moe_experts *l = p->layer;
+	struct moe_slot_tensors *s = p->st;
+	struct moe_tensor *grad_out = s->grad_out[p->ring].out;
+	int ni = s->cut.slices_i, nh = s->cut.slices_h;
+
+	for (int i = 0; i < l->P * l->G; i++) {
+		struct moe_expert_args a = { .layer = l,
+					     .state = p->state,
+					     .part = i / l->G,
+					     .group = i % l->G,
+					     .head = ni == 1,
+					     .first = first };
+		struct moe_tensor *lora_h = p->lt->lora_h[a.group], *in = grad_out;
+		struct moe_tensor **db = s->down_bwd[p->ring] + i * ni;
+
+		if (!a.head) {
+			MOE_TRY(moe_task_scatter(c, &a, grad_out, p->plan, lora_h, s->panel[i]));
+			in = s->panel[i];
+		}
+		for (int j = 0; j < ni; j++) {
+			slice_range(moe_chunks(l->part[a.part].I), ni, j, &a.c0, &a.c1);
+			MOE_TRY(moe_task_down_bwd(c, &a, j, in, p->plan, p->lt->lora_i[i], lora_h,
+						  p->has_grads ? p->lt->grad_i[i * ni + j] : NULL,
+						  db[j]));
+		}
+		for (int j = 0; j < nh; j++) {
+			slice_range(moe_chunks(l->H), nh, j, &a.c0, &a.c1);
+			MOE_TRY(moe_task_gate_up_bwd(c, &a, j, db, ni, lora_h,
+						     s->rows[i * nh + j]));
+		}
+	}
+	return moe_join_submit(c, &s->grad_rows, s->rows, l->P * l->G * nh, s->scratch);
+}
+
+/* Off the critical path: submitted last, lowest priority. */
+static enum moe_status submit_expert_grads(const struct moe_context *c, struct moe_moe_pass *p,
+					   struct moe_stream *x, bool first)
+{
+	const struct moe_experts *l = p->layer;
+	struct moe_slot_tensors *s = p->st;
+	int ni = s->cut.slices_i;
+
+	for (int g = 0; p->has_grads && g < l->G; g++) {
+		struct moe_expert_args a = { .layer = l,
+					     .state = p->state,
+					     .group = g,
+					     .first = first,
+					     .part = moe_group_owner(l, g) };
+		struct moe_tensor *in[MOE_MAX_TASK_HANDLES];
+		int n = 0;
+
+		for (int part = 0; part < l->P; part++)
+			for (int j = 0; j < ni && n < MOE_MAX_TASK_HANDLES; j++)
+				in[n++] = s->down_bwd[p->ring][(part * l->G + g) * ni + j];
+		MOE_TRY(moe_task_lora_grad(c, &a, in, n, p->plan, x->users,
+					   s->grad_out[p->ring].out, p->lt->grad_h[g]));
+	}
+	for (int i = 0; p->lt->grad_base && i < l->P * l->G; i++) {
+		struct moe_expert_args a = { .layer = l,
+					     .state = p->state,
+					     .part = i / l->G,
+					     .group = i % l->G,
+					     .first = first };
+
+		MOE_TRY(moe_task_weight_grad(c, &a, s->down_bwd[p->ring] + i * ni, ni, p->plan,
+					     s->scratch, p->lt->grad_base[i]));
+	}
+	return MOE_OK;
+}
+
+static enum moe_status submit_shared_bwd(const struct moe_context *c, struct moe_moe_pass *p,
+					 struct moe_stream *grad_out, bool first)
+{
+	struct moe_slot_tensors *s = p->st;
+	struct moe_token_args all = token_args(p, 0, grad_out->T);
+
+	for (int b = 0; p->ffn && b < grad_out->n_blocks; b++) {
+		struct moe_token_args a = token_args(p, b, grad_out->T);
+
+		a.residual = grad_out->data;
+		a.out = s->shared.data;
+		MOE_TRY(moe_task_ffn_bwd(c, &a, b, s->ffn[b], s->grad_out[p->ring].out, s->scratch,
+					 NULL, s->shared.block[b]));
+	}
+	if (!p->ffn || !p->lt->grad_shared)
+		return MOE_OK;
+	all.t1 = grad_out->T;
+	all.first = first;
+	all.residual = grad_out->data;
+	MOE_TRY(moe_join_submit(c, &s->route_all, s->shared.block, grad_out->n_blocks, NULL));
+	return moe_task_ffn_grad(c, &all, &s->route_all.out, 1, s->scratch, p->lt->grad_shared);
+}
+
+static enum moe_status submit_route_bwd(const struct moe_context *c, struct moe_moe_pass *p,
+					struct moe_stream *grad_out, bool first)
+{
+	struct moe_slot_tensors *s = p->st;
+	struct moe_token_args all = token_args(p, 0, grad_out->T);
+
+	for (int b = 0; b < grad_out->n_blocks; b++) {
+		struct moe_token_args a = token_args(p, b, grad_out->T);
+
+		MOE_TRY(moe_task_route_bwd(c, &a, b, s->grad_rows.out, p->plan, s->scratch,
+					   s->route_bwd[b]));
+	}
+	if (!p->lt->grad_router)
+		return MOE_OK;
+	all.t1 = grad_out->T;
+	all.first = first;
+	MOE_TRY(moe_join_submit(c, &s->route_all, s->route_bwd, grad_out->n_blocks, NULL));
+	return moe_task_router_grad(c, &all, s->route_all.out, p->plan, p->lt->grad_router);
+}
+
+enum moe_status moe_graph_moe_backward(const struct moe_context *c, struct moe_moe_pass *p,
+				       struct moe_stream *x, struct moe_stream *grad_out,
+				       const struct moe_norm_bwd *norm, struct moe_stream *residual,
+				       bool first, struct moe_stream *grad_x)
+{
+	struct moe_slot_tensors *s = p->st;
+
+	p->state->grad_out = grad_out->data;
+	MOE_TRY(moe_join_submit(c, &s->grad_out[p->ring], grad_out->block, grad_out->n_blocks,
+				s->scratch));
+	MOE_TRY(submit_shared_bwd(c, p, grad_out, first));
+	MOE_TRY(submit_experts_bwd(c, p, first));
+	MOE_TRY(submit_route_bwd(c, p, grad_out, first));
+	MOE_TRY(submit_combine_parts(c, p, s->grad_rows.out, false, &s->grad_parts));
+	for (int b = 0; b < grad_out->n_blocks; b++) {
+		struct moe_token_args a = token_args(p, b, grad_out->T);
+
+		a.shared = p->ffn ? s->shared.data : NULL;
+		a.norm = *norm;
+		a.out = grad_x->data;
+		MOE_TRY(moe_task_combine_bwd(c, &a, b, s->grad_parts.out, s->route_bwd[b],
+					     p->ffn ? s->shared.block[b] : NULL,
+					     residual ? residual->block[b] : NULL, s->scratch,
+					     grad_x->users, grad_x->block[b]));
+	}
+	return submit_expert_grads(c, p, x, first);
+}
+
+/* The parameters that (part, group) updates: its I side, and the H side where it is the owner. */
+static int update_ranges(const struct moe_experts *l, int p, int g, struct moe_range *r)
+{
+	const struct moe_experts_part *part = &l->part[p];
+	const struct moe_param *params[MOE_UPDATE_RANGES] = { &part->gate_b, &part->up_b,
+							      &part->down_a, &l->a_gu, &l->down_b };
+	int n = moe_group_owner(l, g) == p ? 5 : 3;
+
+	for (int i = 0; i < n; i++)
+		r[i] = (struct moe_range){ params[i], l->group_first[g], l->group_first[g + 1] };
+	return n;
+}
+
+static int update_grads(struct moe_layer_tensors *lt, const struct moe_experts *l, int p, int g,
+			struct moe_tensor **grads)
+{
+	int n = 0;
+
+	for (int j = 0; j < lt->slices_i && n < MOE_MAX_TASK_HANDLES - 1; j++)
+		grads[n++] = lt->grad_i[(p * l->G + g) * lt->slices_i + j];
+	if (moe_group_owner(l, g) == p)
+		grads[n++] = lt->grad_h[g];
+	return n;
+}
+
+enum moe_status moe_graph_moe_grad_norm(const struct moe_context *c, const struct moe_experts *l,
+					struct moe_layer_tensors *lt, double *squares,
+					struct moe_tensor **done)
+{
+	for (int i = 0; i < l->P * l->G; i++) {
+		int p = i / l->G, g = i % l->G, n;
+		struct moe_tensor *grads[MOE_MAX_TASK_HANDLES];
+		struct moe_update_args a = { 0 };
+
+		a.n = update_ranges(l, p, g, a.range);
+		n = update_grads(lt, l, p, g, grads);
+		for (int j = 0; j < a.n; j++) {
+			int row = j < 3 ? 3 * p + j : 3 * l->P + j - 3;
+
+			a.squares[j] = squares + (size_t)row * (size_t)l->E + l->group_first[g];
+		}
+		MOE_TRY(moe_task_grad_norm(c, &a, g, p, grads, n, done[i]));
+	}
+	return MOE_OK;
+}
+
+enum moe_status moe_graph_moe_update(const struct moe_context *c, const struct moe_experts *l,
+				     struct moe_layer_tensors *lt,
+				     const struct moe_optimizer_step *o)
+{
+	for (int i = 0; i < l->P * l->G; i++) {
+		int p = i / l->G, g = i % l->G, n;
+		struct moe_tensor *grads[MOE_MAX_TASK_HANDLES];
+		struct moe_tensor *params[2] = { lt->lora_i[i], lt->lora_h[g] };
+		struct moe_update_args a = { .adamw = o->adamw, .norm = o->norm };
+
+		a.n = update_ranges(l, p, g, a.range);
+		n = update_grads(lt, l, p, g, grads);
+		MOE_TRY(moe_task_update(c, &a, g, p, grads, n, o->norm ? o->norm_ready : NULL,
+					params, moe_group_owner(l, g) == p ? 2 : 1));
+	}
+	return MOE_OK;
+}

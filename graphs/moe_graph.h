@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The graph of a MoE layer (design: docs/graph.md). Two kinds of tensors:
+ *  - of the layer: LoRA and gradients, one per (part, group); live as long as the layer;
+ *  - of the slot (one micro-batch in flight): they order rows of buffers that all layers of the
+ *    micro-batch share. `scratch` is held read-write where a phase begins and by the join that ends
+ *    the expert work, and read by everything else that touches shared buffers, so that no task of
+ *    another layer or step can reuse them too early.
+ */
+#ifndef MOE_GRAPHS_MOE_GRAPH_H
+#define MOE_GRAPHS_MOE_GRAPH_H
+
+#include "graphs/stream.h"
+
+/* How the work of one layer is cut; changes no bit of any result. */
+struct moe_cut {
+	int slices_i,
+		slices_h;   /* tasks per group over I (gate_up, down_bwd) and over H (down, ...) */
+	int combine_blocks; /* tasks per part over H */
+};
+
+struct moe_layer_tensors {
+	int P, G, slices_i;
+	struct moe_tensor **lora_i, **grad_i;	      /* [P G], [P G slices_i] */
+	struct moe_tensor **lora_h, **grad_h;	      /* [G] */
+	struct moe_tensor **grad_base;		      /* [P G] or NULL */
+	struct moe_tensor *grad_router, *grad_shared; /* or NULL */
+};
+
+struct moe_slot_tensors {
+	int P, G, T_max;
+	struct moe_cut cut;
+	struct moe_tensor *scratch;
+	struct moe_tensor **route, **route_bwd; /* [blocks] */
+	struct moe_tensor **ffn;		/* [blocks] dense or shared FFN, hidden */
+	struct moe_tensor **panel;		/* [P G] */
+	struct moe_tensor **up;			/* [P G slices_i] gate_up */
+	struct moe_tensor **rows;		/* [P G slices_h] y, or the rows' grad_x */
+	struct moe_tensor **down_bwd[2];	/* ring by layer: [P G slices_i] */
+	struct moe_tensor **part;		/* [P combine_blocks] */
+	struct moe_join x, y, parts, grad_out[2], grad_rows, grad_parts, route_all;
+	struct moe_stream shared; /* [T, H] shared experts' output, later their grad_x */
+};
+
+/* One layer of one micro-batch. */
+struct moe_moe_pass {
+	const struct moe_experts *layer;
+	struct moe_experts_state *state;
+	const struct moe_ffn *ffn; /* shared experts or NULL */
+	struct moe_ffn_state *ffn_state;
+	struct moe_layer_tensors *lt;
+	struct moe_slot_tensors *st;
+	struct moe_tensor *plan; /* of (slot, layer) */
+	int ring;		 /* 0 or 1: which of the ring-of-two buffers */
+	bool has_grads;		 /* LoRA is trained here */
+};
+
+enum moe_status moe_layer_tensors_create(struct moe_engine *e, const struct moe_experts *l,
+					 int slices_i, bool base_grads,
+					 struct moe_layer_tensors *out);
+void moe_layer_tensors_destroy(struct moe_layer_tensors *t);
+enum moe_status moe_slot_tensors_create(struct moe_engine *e, int P, int G, int T_max, int H, int k,
+					const struct moe_cut *cut, bool shared,
+					struct moe_slot_tensors *out);
+void moe_slot_tensors_destroy(struct moe_engine *e, struct moe_slot_tensors *t);
+/* Handles that the two would register: for the memory plan. */
+int64_t moe_layer_tensors_count(int P, int G, int slices_i, bool base_grads);
+int64_t moe_slot_tensors_count(int P, int G, int T_max, const struct moe_cut *cut);
+
+/* x: normalised input; residual (or NULL) is added to out. */
+enum moe_status moe_graph_moe_forward(const struct moe_context *c, struct moe_moe_pass *p,
+				      struct moe_stream *x, struct moe_stream *residual,
+				      struct moe_stream *out);
+/* grad_x = through norm (see struct moe_norm_bwd) of the gradient at x. first: clear gradients. */
+enum moe_status moe_graph_moe_backward(const struct moe_context *c, struct moe_moe_pass *p,
+				       struct moe_stream *x, struct moe_stream *grad_out,
+				       const struct moe_norm_bwd *norm, struct moe_stream *residual,
+				       bool first, struct moe_stream *grad_x);
+
+struct moe_optimizer_step {
+	struct moe_adamw adamw;
+	struct moe_grad_norm *norm;    /* NULL: no clipping and no finiteness check */
+	struct moe_tensor *norm_ready; /* written by grad_total */
+};
+/* Sums of squares of the layer's gradients: squares is [3 P + 2][E]; done [P G] are written. */
+enum moe_status moe_graph_moe_grad_norm(const struct moe_context *c, const struct moe_experts *l,
+					struct moe_layer_tensors *lt, double *squares,
+					struct moe_tensor **done);
+enum moe_status moe_graph_moe_update(const struct moe_context *c, const struct moe_experts *l,
+				     struct moe_layer_tensors *lt,
+				     const struct moe_optimizer_step *o);
+#define MOE_SQUARES_PER_EXPERT(P) (3 * (P) + 2)
+
+/* The cut for T tokens on W workers. slices 0: from the expected rows per expert. */
+struct moe_cut moe_cut_choose(const struct moe_experts *l, int T, int W, int slices_i,
+			      int slices_h);
+/* Experts per group for an expected T: design 3 (at least about 0.5 ms of work each). */
+int moe_group_size_choose(int E, int k, int T);
+
+#endif

@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory of MoE layers: weights, LoRA, gradients, moments. Activations: graphs/moe_activations.c.
+ */
+#include "graphs/moe_state.h"
+
+static int64_t part_begin(int64_t I, int P, int p)
+{
+	return I * p / P;
+}
+
+/* One allocation; *st keeps the first failure, so that callers can allocate in a row. */
+static void *take(struct moe_engine *e, size_t bytes, int part, const char *purpose,
+		  enum moe_status *st)
+{
+	void *p;
+
+	if (*st != MOE_OK)
+		return NULL;
+	p = moe_memory_alloc(e, bytes, part, purpose);
+	if (!p)
+		*st = moe_fail(MOE_ERR_NOMEM, "no memory for %zu bytes of %s", bytes, purpose);
+	return p;
+}
+
+static void param_alloc(struct moe_engine *e, struct moe_param *p, int E, int64_t piece, int part,
+			bool trainable, enum moe_status *st)
+{
+	size_t bytes = (size_t)E * (size_t)piece * sizeof(float);
+
+	p->piece = piece;
+	p->value = take(e, bytes, part, "lora", st);
+	if (!trainable)
+		return;
+	p->grad = take(e, bytes, part, "gradients", st);
+	p->m = take(e, bytes, part, "moments", st);
+	p->v = take(e, bytes, part, "moments", st);
+}
+
+static void param_free(struct moe_engine *e, struct moe_param *p)
+{
+	moe_memory_free(e, p->value);
+	moe_memory_free(e, p->grad);
+	moe_memory_free(e, p->m);
+	moe_memory_free(e, p->v);
+	memset(p, 0, sizeof *p);
+}
+
+/* Where a part's packed matrices begin: gate, up, down of each expert, 64-byte aligned. */
+static size_t matrix_bytes(enum moe_dtype dtype, int64_t n, int64_t k)
+{
+	return (moe_kernels()->weight_bytes(dtype, n, k) + 63) & ~(size_t)63;
+}
+
+static void weights_alloc(struct moe_engine *e, struct moe_experts *l, int p, enum moe_dtype dtype,
+			  enum moe_status *st)
+{
+	struct moe_experts_part *part = &l->part[p];
+	size_t up = matrix_bytes(dtype, part->I, l->H), down = matrix_bytes(dtype, l->H, part->I);
+	char *base = take(e, (size_t)l->E * (2 * up + down), p, "weights", st);
+
+	part->gate = moe_calloc((size_t)l->E * 3, sizeof *part->gate);
+	if (!part->gate) {
+		*st = moe_fail(MOE_ERR_NOMEM, "no memory for a layer");
+		return;
+	}
+	part->up = part->gate + l->E;
+	part->down = part->up + l->E;
+	for (int i = 0; base && i < l->E; i++, base += 2 * up + down) {
+		part->gate[i].data = base;
+		part->up[i].data = base + up;
+		part->down[i].data = base + 2 * up;
+	}
+}
+
+static void part_alloc(struct moe_engine *e, struct moe_experts *l,
+		       const struct moe_experts_shape *s, int p, enum moe_dtype dtype,
+		       enum moe_status *st)
+{
+	struct moe_experts_part *part = &l->part[p];
+	size_t base;
+
+	part->i0 = part_begin(s->I, l->P, p);
+	part->I = part_begin(s->I, l->P, p + 1) - part->i0;
+	weights_alloc(e, l, p, dtype, st);
+	param_alloc(e, &part->gate_b, l->E, part->I * l->r, p, s->trainable, st);
+	param_alloc(e, &part->up_b, l->E, part->I * l->r, p, s->trainable, st);
+	param_alloc(e, &part->down_a, l->E, part->I * l->r, p, s->trainable, st);
+	if (!s->base_grads)
+		return;
+	base = (size_t)l->E * (size_t)part->I * (size_t)l->H * sizeof(float);
+	part->grad_gate = take(e, base, p, "gradients", st);
+	part->grad_up = take(e, base, p, "gradients", st);
+	part->grad_down = take(e, base, p, "gradients", st);
+}
+
+enum moe_status moe_experts_alloc(struct moe_engine *e, const struct moe_experts_shape *s,
+				  enum moe_dtype weight_dtype, struct moe_experts *l)
+{
+	enum moe_status st = MOE_OK;
+	int size = MOE_MAX(1, s->group_size);
+
+	l->E = s->E;
+	l->k = s->k;
+	l->H = s->H;
+	l->I = s->I;
+	l->P = moe_engine_parts(e);
+	l->r = s->r;
+	l->ra = s->share_a ? s->r : 2 * s->r;
+	l->scale = s->scale;
+	l->G = (s->E + size - 1) / size;
+	l->group_first = moe_calloc((size_t)l->G + 1, sizeof *l->group_first);
+	if (!l->group_first)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for a layer");
+	for (int g = 0; g <= l->G; g++)
+		l->group_first[g] = MOE_MIN(g * size, s->E);
+	for (int p = 0; p < l->P; p++)
+		part_alloc(e, l, s, p, weight_dtype, &st);
+	param_alloc(e, &l->a_gu, l->E, (int64_t)l->ra * l->H, 0, s->trainable, &st);
+	param_alloc(e, &l->down_b, l->E, (int64_t)l->H * l->r, 0, s->trainable, &st);
+	if (s->base_grads && l->router)
+		l->grad_router =
+			take(e, (size_t)l->E * (size_t)l->H * sizeof(float), -1, "gradients", &st);
+	if (l->router)
+		l->router_weight.data =
+			take(e, matrix_bytes(MOE_F32, l->E, l->H), -1, "weights", &st);
+	if (st != MOE_OK)
+		moe_experts_free(e, l);
+	return st;
+}
+
+void moe_experts_free(struct moe_engine *e, struct moe_experts *l)
+{
+	for (int p = 0; p < l->P; p++) {
+		struct moe_experts_part *part = &l->part[p];
+
+		if (part->gate)
+			moe_memory_free(e, part->gate[0].data);
+		moe_free(part->gate);
+		param_free(e, &part->gate_b);
+		param_free(e, &part->up_b);
+		param_free(e, &part->down_a);
+		moe_memory_free(e, part->grad_gate);
+		moe_memory_free(e, part->grad_up);
+		moe_memory_free(e, part->grad_down);
+	}
+	param_free(e, &l->a_gu);
+	param_free(e, &l->down_b);
+	moe_memory_free(e, l->grad_router);
+	moe_memory_free(e, l->router_weight.data);
+	moe_free(l->group_first);
+	memset(l, 0, sizeof *l);
+}
+
+struct moe_experts_bytes moe_experts_bytes(const struct moe_experts_shape *s, enum moe_dtype dtype,
+					   int P, int part)
+{
+	int64_t I = part_begin(s->I, P, part + 1) - part_begin(s->I, P, part);
+	size_t lora = (size_t)s->E * (size_t)s->r * (size_t)(3 * I) * sizeof(float);
+	struct moe_experts_bytes b = { 0 };
+
+	if (part == 0)
+		lora += (size_t)s->E * (size_t)s->r * (size_t)s->H * (s->share_a ? 2 : 3) *
+			sizeof(float);
+	b.weights =
+		(size_t)s->E * (2 * matrix_bytes(dtype, I, s->H) + matrix_bytes(dtype, s->H, I));
+	b.lora = lora;
+	if (s->trainable) {
+		b.gradients = lora;
+		b.moments = 2 * lora;
+	}
+	if (s->base_grads)
+		b.gradients += (size_t)s->E * (size_t)(3 * I * s->H) * sizeof(float);
+	return b;
+}
+
+void moe_experts_pack(struct moe_experts *l, enum moe_expert_matrix which, int expert,
+		      const void *src, enum moe_dtype dtype)
+{
+	const char *p = src;
+	size_t size = moe_dtype_size(dtype);
+
+	for (int i = 0; i < l->P; i++) {
+		struct moe_experts_part *part = &l->part[i];
+
+		if (which == MOE_DOWN)
+			moe_kernels()->weight_pack(&part->down[expert], p + (size_t)part->i0 * size,
+						   dtype, l->H, part->I, l->I);
+		else
+			moe_kernels()->weight_pack(which == MOE_GATE ? &part->gate[expert]
+								     : &part->up[expert],
+						   p + (size_t)part->i0 * (size_t)l->H * size,
+						   dtype, part->I, l->H, l->H);
+	}
+}
+
+int64_t moe_lora_elements(const struct moe_experts *l, enum moe_lora_array a)
+{
+	bool wide = a == MOE_GATE_A || a == MOE_UP_A || a == MOE_DOWN_B;
+
+	return (int64_t)l->r * (wide ? l->H : l->I);
+}
+
+static float *field(const struct moe_param *p, enum moe_param_field f, int expert)
+{
+	float *base = f == MOE_VALUE	 ? p->value
+		      : f == MOE_GRAD	 ? p->grad
+		      : f == MOE_MOMENT1 ? p->m
+					 : p->v;
+
+	return moe_piece(base, p, expert);
+}
+
+/* Copies rows of `width` between a buffer (rows ld apart) and a contiguous piece. */
+static void copy_rows(float *piece, float *buffer, int64_t rows, int64_t width, int64_t ld,
+		      bool to_buffer)
+{
+	for (int64_t i = 0; i < rows; i++) {
+		float *b = buffer + i * ld, *p = piece ? piece + i * width : NULL;
+
+		if (to_buffer && !p)
+			memset(b, 0, (size_t)width * sizeof *b);
+		else if (to_buffer)
+			memcpy(b, p, (size_t)width * sizeof *b);
+		else if (p)
+			memcpy(p, b, (size_t)width * sizeof *b);
+	}
+}
+
+static void exchange(const struct moe_experts *l, enum moe_lora_array a, enum moe_param_field f,
+		     int expert, float *buffer, bool to_buffer)
+{
+	float *piece;
+
+	if (a == MOE_GATE_A || a == MOE_UP_A) {
+		piece = field(&l->a_gu, f, expert);
+		if (piece && a == MOE_UP_A)
+			piece += (int64_t)(l->ra - l->r) * l->H;
+		copy_rows(piece, buffer, l->r, l->H, l->H, to_buffer);
+		return;
+	}
+	if (a == MOE_DOWN_B) {
+		copy_rows(field(&l->down_b, f, expert), buffer, l->H, l->r, l->r, to_buffer);
+		return;
+	}
+	for (int p = 0; p < l->P; p++) {
+		const struct moe_experts_part *part = &l->part[p];
+
+		if (a == MOE_DOWN_A)
+			copy_rows(field(&part->down_a, f, expert), buffer + part->i0, l->r, part->I,
+				  l->I, to_buffer);
+		else
+			copy_rows(field(a == MOE_GATE_B ? &part->gate_b : &part->up_b, f, expert),
+				  buffer + part->i0 * l->r, part->I, l->r, l->r, to_buffer);
+	}
+}
+
+void moe_experts_get(const struct moe_experts *l, enum moe_lora_array a, enum moe_param_field f,
+		     int expert, float *dst)
+{
+	exchange(l, a, f, expert, dst, true);
+}
+
+void moe_experts_set(struct moe_experts *l, enum moe_lora_array a, enum moe_param_field f,
+		     int expert, const float *src)
+{
+	exchange(l, a, f, expert, (float *)src, false);
+}
+
+void moe_experts_get_base_grad(const struct moe_experts *l, enum moe_expert_matrix which,
+			       int expert, float *dst)
+{
+	for (int p = 0; p < l->P; p++) {
+		const struct moe_experts_part *part = &l->part[p];
+		int64_t at = part->I * l->H * expert;
+
+		if (which == MOE_DOWN)
+			copy_rows(part->grad_down ? part->grad_down + at : NULL, dst + part->i0,
+				  l->H, part->I, l->I, true);
+		else {
+			float *g = which == MOE_GATE ? part->grad_gate : part->grad_up;
+
+			copy_rows(g ? g + at : NULL, dst + part->i0 * l->H, part->I, l->H, l->H,
+				  true);
+		}
+	}
+}
+
+enum moe_status moe_ffn_alloc(struct moe_engine *e, int H, int I, enum moe_dtype dtype,
+			      bool sigmoid, bool grads, struct moe_ffn *f)
+{
+	enum moe_status st = MOE_OK;
+	size_t n = (size_t)H * (size_t)I * sizeof(float);
+
+	memset(f, 0, sizeof *f);
+	f->H = H;
+	f->I = I;
+	f->gate.data = take(e, matrix_bytes(dtype, I, H), -1, "weights", &st);
+	f->up.data = take(e, matrix_bytes(dtype, I, H), -1, "weights", &st);
+	f->down.data = take(e, matrix_bytes(dtype, H, I), -1, "weights", &st);
+	if (sigmoid)
+		f->sigmoid_weight = take(e, (size_t)H * sizeof(float), -1, "weights", &st);
+	if (grads) {
+		f->grad_gate = take(e, n, -1, "gradients", &st);
+		f->grad_up = take(e, n, -1, "gradients", &st);
+		f->grad_down = take(e, n, -1, "gradients", &st);
+		if (sigmoid)
+			f->grad_sigmoid = take(e, (size_t)H * sizeof(float), -1, "gradients", &st);
+	}
+	if (st != MOE_OK)
+		moe_ffn_free(e, f);
+	return st;
+}
+
+void moe_ffn_free(struct moe_engine *e, struct moe_ffn *f)
+{
+	moe_memory_free(e, f->gate.data);
+	moe_memory_free(e, f->up.data);
+	moe_memory_free(e, f->down.data);
+	moe_memory_free(e, f->sigmoid_weight);
+	moe_memory_free(e, f->grad_gate);
+	moe_memory_free(e, f->grad_up);
+	moe_memory_free(e, f->grad_down);
+	moe_memory_free(e, f->grad_sigmoid);
+	memset(f, 0, sizeof *f);
+}

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory of MoE layers: weights and LoRA of a layer, and the activations of a pass through it. All
+ * through moe_memory_alloc, on the part's node, grouped by purpose for the memory plan.
+ */
+#ifndef MOE_GRAPHS_MOE_STATE_H
+#define MOE_GRAPHS_MOE_STATE_H
+
+#include "codelets/moe.h"
+#include "engine/engine.h"
+
+struct moe_experts_shape {
+	int E, k, H, I, r, group_size; /* group_size: experts per group */
+	float scale;		       /* of LoRA: alpha / r */
+	bool share_a;		       /* gate and up share A */
+	bool trainable;		       /* gradients and moments for LoRA */
+	bool base_grads;	       /* gradients of base and router weights */
+};
+
+/* Fills in *l (zeroed by the caller except router fields); weights unpacked, LoRA zero. */
+enum moe_status moe_experts_alloc(struct moe_engine *e, const struct moe_experts_shape *s,
+				  enum moe_dtype weight_dtype, struct moe_experts *l);
+void moe_experts_free(struct moe_engine *e, struct moe_experts *l);
+/* Bytes by purpose for one part; replicated LoRA counted in part 0. */
+struct moe_experts_bytes {
+	size_t weights, lora, gradients, moments;
+};
+struct moe_experts_bytes moe_experts_bytes(const struct moe_experts_shape *s, enum moe_dtype dtype,
+					   int P, int part);
+
+enum moe_expert_matrix { MOE_GATE, MOE_UP, MOE_DOWN };
+/* Packs one expert's matrix into all parts. src [I, H] (gate, up) or [H, I] (down), contiguous, any
+ * alignment. Thread-safe for different experts. */
+void moe_experts_pack(struct moe_experts *l, enum moe_expert_matrix which, int expert,
+		      const void *src, enum moe_dtype dtype);
+
+/* Names and kt layout: A [r, in], B [out, r]. With shared A, GATE_A and UP_A are the same array. */
+enum moe_lora_array {
+	MOE_GATE_A,
+	MOE_UP_A,
+	MOE_DOWN_A,
+	MOE_GATE_B,
+	MOE_UP_B,
+	MOE_DOWN_B,
+	MOE_LORA_ARRAYS
+};
+enum moe_param_field { MOE_VALUE, MOE_GRAD, MOE_MOMENT1, MOE_MOMENT2 };
+int64_t moe_lora_elements(const struct moe_experts *l, enum moe_lora_array a); /* of one expert */
+/* Copies between a contiguous f32 buffer and the parts. get of an absent field gives zeros. */
+void moe_experts_get(const struct moe_experts *l, enum moe_lora_array a, enum moe_param_field f,
+		     int expert, float *dst);
+void moe_experts_set(struct moe_experts *l, enum moe_lora_array a, enum moe_param_field f,
+		     int expert, const float *src);
+/* Gradient of a base matrix of one expert, whole (all parts). */
+void moe_experts_get_base_grad(const struct moe_experts *l, enum moe_expert_matrix which,
+			       int expert, float *dst);
+
+/*
+ * Activations of up to T tokens. kept: one per (slot, layer); scratch and the ring of two: one per
+ * slot, shared by its layers through moe_experts_state_bind.
+ */
+struct moe_experts_scratch {
+	struct moe_experts_part_state part[MOE_MAX_LAYER_PARTS], ring[2][MOE_MAX_LAYER_PARTS];
+};
+enum moe_status moe_experts_scratch_alloc(struct moe_engine *e, const struct moe_experts *l, int T,
+					  bool backward, struct moe_experts_scratch *s);
+void moe_experts_scratch_free(struct moe_engine *e, struct moe_experts_scratch *s, int P);
+/* backward false: nothing is kept for one (gate and up are scratch of the pass). */
+enum moe_status moe_experts_state_alloc(struct moe_engine *e, const struct moe_experts *l, int T,
+					struct moe_experts_state *st);
+void moe_experts_state_free(struct moe_engine *e, struct moe_experts_state *st, int P);
+void moe_experts_state_bind(struct moe_experts_state *st, const struct moe_experts *l,
+			    const struct moe_experts_scratch *s, int ring, int T);
+/* Bytes of one state and of one scratch, all parts. */
+size_t moe_experts_state_bytes(const struct moe_experts *l, int T);
+size_t moe_experts_scratch_bytes(const struct moe_experts *l, int T, bool backward);
+/* Worker scratch that the layer's tasks need for T tokens. */
+size_t moe_experts_worker_scratch(const struct moe_experts *l, int T);
+
+enum moe_status moe_ffn_alloc(struct moe_engine *e, int H, int I, enum moe_dtype dtype,
+			      bool sigmoid, bool grads, struct moe_ffn *f);
+void moe_ffn_free(struct moe_engine *e, struct moe_ffn *f);
+enum moe_status moe_ffn_state_alloc(struct moe_engine *e, const struct moe_ffn *f, int T,
+				    struct moe_ffn_state *s);
+void moe_ffn_state_free(struct moe_engine *e, struct moe_ffn_state *s);
+
+#endif

@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * moesaic: fine-tuning of mixture-of-experts language models on CPUs.
+ *
+ * The only installed header. Conventions that hold for every function:
+ *  - returns enum moe_status; the text of the last failure in the calling thread is moe_last_error();
+ *  - objects are opaque, made by *_create/_open and destroyed by *_destroy/_close (NULL is accepted);
+ *  - params structs start with struct_size = sizeof(struct ...); zero in any other field means its default;
+ *  - buffers belong to the caller and are described by struct moe_array;
+ *  - nothing prints, exits or aborts.
+ */
+#ifndef MOESAIC_H
+#define MOESAIC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MOE_VERSION_MAJOR 0
+#define MOE_VERSION_MINOR 1
+#define MOE_VERSION_PATCH 0
+#define MOE_VERSION_STRING "0.1.0"
+
+/* Marks what the shared library exports. */
+#define MOE_API __attribute__((visibility("default")))
+
+enum moe_status {
+	MOE_OK = 0,
+	MOE_ERR_ARG,	   /* an argument is invalid or does not fit the object */
+	MOE_ERR_NOMEM,	   /* an allocation failed */
+	MOE_ERR_NOFIT,	   /* the memory plan exceeds the limit; nothing was allocated */
+	MOE_ERR_IO,	   /* a file cannot be read or written */
+	MOE_ERR_FORMAT,	   /* a file's content is not what it claims to be */
+	MOE_ERR_UNSUPPORTED, /* valid, but not implemented: architecture, dtype, option */
+	MOE_ERR_CONFIG,	   /* engine settings that cannot be met (policy, workers, topology) */
+	MOE_ERR_BUSY,	   /* the object is in use by another thread or a call is pending */
+	MOE_ERR_STATE,	   /* the call is not allowed now (backward without forward, ...) */
+	MOE_ERR_RUNTIME,   /* StarPU refused something */
+	MOE_ERR_FORKED,	   /* called in a child process after fork() */
+	MOE_ERR_DIVERGED,  /* non-finite loss or gradient */
+	MOE_ERR_INTERRUPTED, /* stopped on request; state was saved */
+	MOE_STATUS_COUNT
+};
+
+/* A short constant text for a status. */
+MOE_API const char *moe_status_text(enum moe_status status);
+/* Detail of the calling thread's last failure; "" if none. Valid until its next failing call. */
+MOE_API const char *moe_last_error(void);
+MOE_API const char *moe_version(void);
+
+enum moe_dtype {
+	MOE_F32 = 0,
+	MOE_BF16,
+	MOE_F16,
+	MOE_F64,
+	MOE_I64,
+	MOE_I32,
+	MOE_I16,
+	MOE_I8,
+	MOE_U8,
+	MOE_BOOL,
+	MOE_F8_E4M3,
+	MOE_F8_E5M2,
+	MOE_DTYPE_COUNT
+};
+
+#define MOE_MAX_NDIM 4
+
+/* A caller-owned buffer. strides are in elements; all zero means row-major contiguous. */
+struct moe_array {
+	void *data;
+	enum moe_dtype dtype;
+	int ndim;
+	int64_t shape[MOE_MAX_NDIM];
+	int64_t strides[MOE_MAX_NDIM];
+};
+
+enum moe_log_level { MOE_LOG_DEBUG = 0, MOE_LOG_INFO, MOE_LOG_WARNING, MOE_LOG_ERROR };
+typedef void (*moe_log_fn)(enum moe_log_level level, const char *text, void *user);
+/* Where warnings and notes go; NULL drops them (the default). Process-wide; may be set at any time. */
+MOE_API void moe_log_set(moe_log_fn fn, void *user);
+
+/* ---------------------------------------------------------------- engine */
+
+/*
+ * One engine per process (StarPU is a singleton), reference counted: a second open with equal
+ * parameters returns the same engine, with different ones MOE_ERR_CONFIG naming the difference.
+ */
+struct moe_engine;
+
+/* The workers and the NUMA node of one part. */
+struct moe_part_spec {
+	int node;	    /* NUMA node, logical index */
+	int n_workers;	    /* > 0 */
+	const int *workers; /* worker indices, 0-based; copied */
+};
+
+enum moe_placement {
+	MOE_PLACEMENT_STRICT = 0, /* a part's tasks run on its workers only (policies known to obey masks) */
+	MOE_PLACEMENT_SOFT,	  /* a part is a hint; remote runs are counted */
+};
+
+struct moe_engine_params {
+	size_t struct_size;
+	int workers;	     /* 0: one per core, at most what StarPU was built for */
+	int parts;	     /* 0: one per NUMA node that has workers */
+	const char *policy;  /* StarPU scheduling policy; NULL: "lws" */
+	const char *isa;     /* kernel table; NULL: MOESAIC_ISA or the best supported */
+	enum moe_placement placement;
+	int idle_spin_us;    /* idle workers spin this long, then sleep */
+	const struct moe_part_spec *part_specs; /* NULL or `parts` entries, uneven allowed */
+};
+
+struct moe_engine_info {
+	size_t struct_size;
+	int workers, parts, nodes;	/* nodes: NUMA nodes of the topology */
+	int starpu_max_workers;		/* of this StarPU build */
+	int starpu_version[3];
+	int fake_topology;		/* the topology is not this machine's */
+	const char *policy, *isa;	/* live as long as the engine */
+	int64_t handles;		/* registered now */
+	int64_t tasks;			/* submitted since open */
+	int64_t remote_tasks;		/* run outside their part's workers */
+	int pauses;			/* times the idle workers were put to sleep */
+};
+
+MOE_API enum moe_status moe_engine_open(const struct moe_engine_params *params,
+					struct moe_engine **out);
+/* Waits for outstanding tasks. MOE_ERR_STATE while objects are left on the last reference. */
+MOE_API enum moe_status moe_engine_close(struct moe_engine *engine);
+MOE_API enum moe_status moe_engine_get_info(struct moe_engine *engine, struct moe_engine_info *info);
+/* Policies of the installed StarPU by index, NULL past the end. masks: may run strict parts. */
+MOE_API const char *moe_policy_name(int index, int *masks);
+
+/* What a task was, given to observers. Names of kinds: moe_kind_name(). */
+struct moe_tag {
+	int16_t kind;
+	int16_t layer; /* -1: none */
+	int16_t group; /* expert group or token block, -1: none */
+	int16_t slice;
+	int16_t part;  /* -1: any */
+	int16_t micro; /* micro-batch of the step */
+	int32_t step;
+	int64_t rows;  /* tokens or token-slot pairs worked on; known when the task has run */
+};
+
+struct moe_task_event {
+	uint64_t id; /* 1, 2, ... in submission order */
+	struct moe_tag tag;
+	const uint64_t *deps; /* at submission: ids this task waits for, transitively reduced per handle */
+	int n_deps;
+	int worker;	      /* after execution */
+	double start, end;    /* CLOCK_MONOTONIC seconds */
+};
+
+/*
+ * submitted: in the submitting thread, under the engine's lock, in order.
+ * executed: in the worker that ran the task, concurrently with others.
+ * Neither may call moesaic. Set while nothing is outstanding (MOE_ERR_BUSY otherwise).
+ */
+struct moe_observer {
+	void (*submitted)(const struct moe_task_event *event, void *user);
+	void (*executed)(const struct moe_task_event *event, void *user);
+	void *user;
+};
+MOE_API enum moe_status moe_engine_observe(struct moe_engine *engine,
+					   const struct moe_observer *observer);
+/* Holds the workers (nested) and lets them go: whole steps can be submitted in between. */
+MOE_API enum moe_status moe_engine_hold(struct moe_engine *engine);
+MOE_API enum moe_status moe_engine_release(struct moe_engine *engine);
+/* Waits until no task is outstanding; the first error any task reported. */
+MOE_API enum moe_status moe_engine_wait(struct moe_engine *engine);
+MOE_API const char *moe_kind_name(int kind); /* NULL past the last */
+
+/* ---------------------------------------------------------------- one MoE block */
+
+/*
+ * Router (or the caller's ids and weights), shared experts and routed experts of one layer, with LoRA on
+ * the routed experts. Names and layouts are those of Hugging Face and PEFT; y = W x.
+ * Calls on one block are ordered by the caller: two threads in it at once get MOE_ERR_BUSY.
+ */
+struct moe_block;
+
+struct moe_block_params {
+	size_t struct_size;
+	int hidden, intermediate, experts, experts_per_token;
+	const char *router;	 /* "softmax_topk", ...; NULL: ids and weights come with each forward */
+	int router_normalise;	 /* the k weights of a token are divided by their sum */
+	float aux_loss_coef;	 /* adds coef x load-balancing loss to the router's gradient */
+	int shared_intermediate; /* 0: no shared expert */
+	int shared_sigmoid;	 /* the shared expert is scaled by sigmoid(x . shared_router) */
+	int lora_rank;		 /* 0: none */
+	float lora_alpha;	 /* scale = alpha / rank */
+	int lora_share_a;	 /* gate and up have one A (PEFT's fused form) */
+	int base_gradients;	 /* gradients of base, router and shared weights too */
+	enum moe_dtype weight_dtype; /* widest dtype that weights will be set from */
+	int expected_tokens;	 /* per forward; sizes the groups. 0: 512. Buffers grow on demand */
+	int group_size;		 /* experts per task; 0: from expected_tokens. Changes no result */
+	int slices_i, slices_h;	 /* tasks per group over intermediate, hidden; 0: automatic. Changes no result */
+};
+
+enum moe_block_array {
+	MOE_BLOCK_GATE_PROJ = 0, /* [E, I, H] */
+	MOE_BLOCK_UP_PROJ,	 /* [E, I, H] */
+	MOE_BLOCK_DOWN_PROJ,	 /* [E, H, I] */
+	MOE_BLOCK_ROUTER,	 /* [E, H] */
+	MOE_BLOCK_SHARED_GATE,	 /* [S, H], S = shared_intermediate */
+	MOE_BLOCK_SHARED_UP,	 /* [S, H] */
+	MOE_BLOCK_SHARED_DOWN,	 /* [H, S] */
+	MOE_BLOCK_SHARED_ROUTER, /* [1, H] */
+	MOE_BLOCK_GATE_LORA_A,	 /* [E, r, H]; the same array as UP_LORA_A with lora_share_a */
+	MOE_BLOCK_UP_LORA_A,	 /* [E, r, H] */
+	MOE_BLOCK_DOWN_LORA_A,	 /* [E, r, I] */
+	MOE_BLOCK_GATE_LORA_B,	 /* [E, I, r] */
+	MOE_BLOCK_UP_LORA_B,	 /* [E, I, r] */
+	MOE_BLOCK_DOWN_LORA_B,	 /* [E, H, r] */
+	MOE_BLOCK_TOPK_IDS,	 /* [T, k] I32, of the last forward; read only from here on */
+	MOE_BLOCK_TOPK_WEIGHTS,	 /* [T, k] */
+	MOE_BLOCK_ROUTER_LOGITS, /* [T, E] */
+	MOE_BLOCK_AUX_LOSS,	 /* [1]; without its coefficient */
+	MOE_BLOCK_GRAD_ROUTER_LOGITS, /* [T, E] of the last backward */
+	MOE_BLOCK_ARRAYS
+};
+
+struct moe_adamw_params {
+	size_t struct_size;
+	double learning_rate, beta1, beta2, eps, weight_decay; /* decoupled decay */
+	int64_t step; /* 1 for the first update; 0: the object counts */
+	double max_grad_norm; /* 0: no clipping */
+};
+
+MOE_API enum moe_status moe_block_create(struct moe_engine *engine, const struct moe_block_params *params,
+					 struct moe_block **out);
+MOE_API void moe_block_destroy(struct moe_block *block);
+/* Copies in; shape must match exactly; floats of any dtype up to weight_dtype's size (LoRA: any). */
+MOE_API enum moe_status moe_block_set(struct moe_block *block, enum moe_block_array which,
+				      const struct moe_array *src);
+/* Copies out, contiguous, as F32, F64 (or I32 for ids). Weights cannot be read back. */
+MOE_API enum moe_status moe_block_get(struct moe_block *block, enum moe_block_array which,
+				      const struct moe_array *dst);
+/* The gradient of a trainable array, same shape. */
+MOE_API enum moe_status moe_block_get_gradient(struct moe_block *block, enum moe_block_array which,
+					       const struct moe_array *dst);
+/*
+ * x, out [T, H] float dtypes, any strides. ids [T, k] I32 or I64 (-1: slot skipped; duplicates add up) and
+ * weights [T, k] only without a router. save: keep what backward needs (one forward deep).
+ * _async returns after submission; buffers must live until moe_block_wait.
+ */
+MOE_API enum moe_status moe_block_forward(struct moe_block *block, const struct moe_array *x,
+					  const struct moe_array *ids, const struct moe_array *weights,
+					  int save, const struct moe_array *out);
+MOE_API enum moe_status moe_block_forward_async(struct moe_block *block, const struct moe_array *x,
+						const struct moe_array *ids,
+						const struct moe_array *weights, int save,
+						const struct moe_array *out);
+/* grad_x [T, H]; grad_weights [T, k] or NULL. Gradients add up until moe_block_update or _zero_gradients. */
+MOE_API enum moe_status moe_block_backward(struct moe_block *block, const struct moe_array *grad_out,
+					   const struct moe_array *grad_x,
+					   const struct moe_array *grad_weights);
+MOE_API enum moe_status moe_block_backward_async(struct moe_block *block, const struct moe_array *grad_out,
+						 const struct moe_array *grad_x,
+						 const struct moe_array *grad_weights);
+/* AdamW on the LoRA arrays; asynchronous, ordered before the next forward by the task graph. */
+MOE_API enum moe_status moe_block_update(struct moe_block *block, const struct moe_adamw_params *params);
+MOE_API enum moe_status moe_block_zero_gradients(struct moe_block *block);
+MOE_API enum moe_status moe_block_wait(struct moe_block *block);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

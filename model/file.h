@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Files and directories: whole-file reads, read-only mappings, writes that replace a file only when
+ * they are complete. Every failure names the path and the system's reason. No state; thread-safe.
+ */
+#ifndef MOE_MODEL_FILE_H
+#define MOE_MODEL_FILE_H
+
+#include "engine/base.h"
+
+/* "dir/name" (just name when dir is "" or name is absolute); moe_free it; NULL without memory. */
+char *moe_path_join(const char *dir, const char *name);
+bool moe_path_exists(const char *path);
+bool moe_path_is_dir(const char *path);
+
+/*
+ * The whole of a regular file, with a NUL byte behind it that bytes does not count.
+ * MOE_ERR_IO: cannot be read. MOE_ERR_FORMAT: larger than limit. out is the caller's (moe_free).
+ */
+enum moe_status moe_file_read(const char *path, size_t limit, char **out, size_t *bytes);
+
+/* A regular file mapped read-only; data is NULL for an empty one. Zero it before the first use. */
+struct moe_mapping {
+	const unsigned char *data;
+	size_t bytes;
+};
+enum moe_status moe_file_map(const char *path, struct moe_mapping *out);
+void moe_file_unmap(struct moe_mapping *m);
+
+/*
+ * Replacement of a file: begin opens a temporary file beside path, append adds to it, commit syncs
+ * and renames it over path and syncs the directory. Until commit succeeds path is untouched.
+ * abort removes the temporary file; it is allowed (and does nothing) after commit, also a failed
+ * one, and on a zeroed writer.
+ */
+struct moe_file_writer {
+	int fd;
+	char *path, *temp;
+};
+enum moe_status moe_file_begin(struct moe_file_writer *w, const char *path);
+enum moe_status moe_file_append(struct moe_file_writer *w, const void *data, size_t bytes);
+enum moe_status moe_file_commit(struct moe_file_writer *w);
+void moe_file_abort(struct moe_file_writer *w);
+
+/* begin, append, commit. */
+enum moe_status moe_file_write(const char *path, const void *data, size_t bytes);
+
+/* mkdir -p: an existing directory is fine, an existing file is MOE_ERR_IO. */
+enum moe_status moe_dir_make(const char *path);
+/* Makes renames and creations inside a directory durable. */
+enum moe_status moe_dir_sync(const char *path);
+/* Syncs every regular file and directory below path, path included. */
+enum moe_status moe_tree_sync(const char *path);
+/* rm -r: symbolic links are removed, not followed; a missing path is fine. */
+enum moe_status moe_tree_remove(const char *path);
+
+#endif

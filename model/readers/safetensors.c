@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model/readers/safetensors.h"
+#include "model/readers/safetensors_header.h"
+
+#include <dirent.h>
+
+#define INDEX_NAME "model.safetensors.index.json"
+#define SUFFIX ".safetensors"
+/* Shards are found by linear search: a hostile index must not make that slow. */
+#define MAX_SHARDS 4096
+
+struct st_file {
+	char *path;
+	struct moe_mapping map;
+	cJSON *root; /* owns names and metadata */
+	const cJSON *metadata;
+};
+
+struct moe_safetensors {
+	char *path;
+	struct st_file *files;
+	int n_files, cap_files;
+	struct moe_st_tensor *tensors;
+	size_t count, cap;
+	cJSON *index;	 /* owns the names that came from it; NULL without an index */
+	uint32_t *slots; /* open addressing: 1 + tensor, 0 = free; a power of two, at most half full
+			  */
+	size_t n_slots;
+};
+
+static enum moe_status no_memory(const struct moe_safetensors *st)
+{
+	return moe_fail(MOE_ERR_NOMEM, "%s: out of memory", st->path);
+}
+
+static uint64_t hash_name(const char *s)
+{
+	uint64_t h = 14695981039346656037u; /* FNV-1a */
+
+	for (; *s; s++)
+		h = (h ^ (unsigned char)*s) * 1099511628211u;
+	return h ^ h >> 32;
+}
+
+/* The slot that holds name, or the free one where it belongs. */
+static uint32_t *slot_of(const struct moe_safetensors *st, const char *name)
+{
+	size_t mask = st->n_slots - 1, i = hash_name(name) & mask;
+
+	while (st->slots[i] && strcmp(st->tensors[st->slots[i] - 1].name, name) != 0)
+		i = (i + 1) & mask;
+	return &st->slots[i];
+}
+
+/* Room for one more tensor in the list and the table. */
+static enum moe_status reserve(struct moe_safetensors *st)
+{
+	if (st->count == st->cap) {
+		size_t cap = st->cap ? st->cap * 2 : 64;
+		struct moe_st_tensor *p = moe_realloc(st->tensors, cap, sizeof *p);
+
+		if (!p)
+			return no_memory(st);
+		st->tensors = p;
+		st->cap = cap;
+	}
+	if ((st->count + 1) * 2 > st->n_slots) {
+		size_t n = st->n_slots ? st->n_slots * 2 : 128;
+		uint32_t *p = moe_calloc(n, sizeof *p);
+
+		if (!p)
+			return no_memory(st);
+		moe_free(st->slots);
+		st->slots = p;
+		st->n_slots = n;
+		for (size_t i = 0; i < st->count; i++)
+			*slot_of(st, st->tensors[i].name) = (uint32_t)i + 1;
+	}
+	return MOE_OK;
+}
+
+static enum moe_status append(struct moe_safetensors *st, const struct moe_st_tensor *t)
+{
+	MOE_TRY(reserve(st));
+	st->tensors[st->count++] = *t;
+	*slot_of(st, t->name) = (uint32_t)st->count;
+	return MOE_OK;
+}
+
+static enum moe_status add_file(struct moe_safetensors *st, char *path)
+{
+	if (!path)
+		return no_memory(st);
+	if (st->n_files == st->cap_files) {
+		int cap = st->cap_files ? st->cap_files * 2 : 4;
+		struct st_file *p = moe_realloc(st->files, (size_t)cap, sizeof *p);
+
+		if (!p) {
+			moe_free(path);
+			return no_memory(st);
+		}
+		st->files = p;
+		st->cap_files = cap;
+	}
+	st->files[st->n_files++] = (struct st_file){ .path = path };
+	return MOE_OK;
+}
+
+/* Adds the tensors of file's header to the table, or fills the entries that the index made. */
+static enum moe_status merge_file(struct moe_safetensors *st, int file,
+				  const struct moe_st_header *h)
+{
+	const char *path = st->files[file].path;
+
+	for (size_t i = 0; i < h->count; i++) {
+		struct moe_st_tensor t = h->list[i], *known;
+		uint32_t at = st->n_slots ? *slot_of(st, t.name) : 0;
+
+		t.file = file;
+		if (!at) {
+			MOE_TRY(append(st, &t));
+			continue;
+		}
+		known = &st->tensors[at - 1];
+		if (known->file != file) {
+			if (st->index)
+				continue; /* the index names the other file */
+			return moe_fail(MOE_ERR_FORMAT, "%s: tensor '%.200s' is also in %s", path,
+					t.name, st->files[known->file].path);
+		}
+		if (known->data)
+			return moe_fail(MOE_ERR_FORMAT, "%s: tensor '%.200s' is given twice", path,
+					t.name);
+		t.name = known->name;
+		*known = t;
+	}
+	return MOE_OK;
+}
+
+static enum moe_status load_file(struct moe_safetensors *st, int file)
+{
+	struct st_file *f = &st->files[file];
+	struct moe_st_header h;
+	enum moe_status status;
+
+	MOE_TRY(moe_file_map(f->path, &f->map));
+	MOE_TRY(moe_st_header_parse(f->path, &f->map, &h));
+	status = merge_file(st, file, &h);
+	f->root = h.root;
+	f->metadata = h.metadata;
+	h.root = NULL;
+	moe_st_header_free(&h);
+	return status;
+}
+
+/* The number of the shard `name` beside the index, added if new. */
+static enum moe_status shard_of(struct moe_safetensors *st, const char *dir, const char *name,
+				int *out)
+{
+	size_t skip = strlen(dir) + 1;
+
+	if (!name[0] || name[0] == '.' || strchr(name, '/'))
+		return moe_fail(MOE_ERR_FORMAT,
+				"%s/" INDEX_NAME ": shard '%.200s' is not a plain "
+				"file name",
+				dir, name);
+	/* names come grouped by shard: look from the newest */
+	for (int i = st->n_files - 1; i >= 0; i--)
+		if (!strcmp(st->files[i].path + skip, name)) {
+			*out = i;
+			return MOE_OK;
+		}
+	if (st->n_files == MAX_SHARDS)
+		return moe_fail(MOE_ERR_FORMAT, "%s/" INDEX_NAME ": more than %d shards", dir,
+				MAX_SHARDS);
+	*out = st->n_files;
+	return add_file(st, moe_format("%s/%s", dir, name));
+}
+
+static enum moe_status read_index(struct moe_safetensors *st, const char *dir, const char *path)
+{
+	const cJSON *map, *c;
+
+	MOE_TRY(moe_json_read(path, &st->index));
+	map = moe_json_get(st->index, "weight_map");
+	if (!cJSON_IsObject(map) || !map->child)
+		return moe_fail(MOE_ERR_FORMAT, "%s: weight_map is missing or empty", path);
+	cJSON_ArrayForEach(c, map)
+	{
+		struct moe_st_tensor t = { .name = c->string };
+
+		if (!cJSON_IsString(c))
+			return moe_fail(MOE_ERR_FORMAT, "%s: shard of '%.200s' is not a string",
+					path, c->string);
+		if (st->n_slots && *slot_of(st, t.name))
+			return moe_fail(MOE_ERR_FORMAT, "%s: '%.200s' is given twice", path,
+					t.name);
+		MOE_TRY(shard_of(st, dir, c->valuestring, &t.file));
+		MOE_TRY(append(st, &t));
+	}
+	return MOE_OK;
+}
+
+/* The only *.safetensors of dir. */
+static enum moe_status add_lone_file(struct moe_safetensors *st, const char *dir)
+{
+	char *found = NULL;
+	struct dirent *e;
+	int n = 0;
+	DIR *d = opendir(dir);
+
+	if (!d)
+		return moe_fail(MOE_ERR_IO, "%s: cannot list the directory", dir);
+	while ((e = readdir(d))) {
+		size_t len = strlen(e->d_name);
+
+		if (e->d_name[0] == '.' || len < sizeof SUFFIX ||
+		    strcmp(e->d_name + len - (sizeof SUFFIX - 1), SUFFIX) != 0)
+			continue;
+		if (n++ == 0)
+			found = moe_format("%s/%s", dir, e->d_name);
+	}
+	closedir(d);
+	if (n == 1)
+		return add_file(st, found);
+	moe_free(found);
+	return moe_fail(n ? MOE_ERR_FORMAT : MOE_ERR_IO,
+			n ? "%s: %d *.safetensors files but no " INDEX_NAME
+			  : "%s: no model.safetensors, no " INDEX_NAME " (%d *.safetensors files)",
+			dir, n);
+}
+
+static enum moe_status choose_files(struct moe_safetensors *st)
+{
+	enum moe_status status;
+	char *single = NULL, *index = NULL, *dir = NULL;
+	size_t n = strlen(st->path);
+
+	if (!moe_path_is_dir(st->path))
+		return add_file(st, moe_strdup(st->path));
+	dir = moe_strdup(st->path);
+	while (dir && n > 1 && dir[n - 1] == '/')
+		dir[--n] = 0;
+	single = dir ? moe_format("%s/model" SUFFIX, dir) : NULL;
+	index = dir ? moe_format("%s/" INDEX_NAME, dir) : NULL;
+	if (!single || !index) {
+		status = no_memory(st);
+	} else if (moe_path_exists(single)) {
+		status = add_file(st, single);
+		single = NULL;
+	} else if (moe_path_exists(index)) {
+		status = read_index(st, dir, index);
+	} else {
+		status = add_lone_file(st, dir);
+	}
+	moe_free(dir);
+	moe_free(single);
+	moe_free(index);
+	return status;
+}
+
+static enum moe_status load(struct moe_safetensors *st)
+{
+	MOE_TRY(choose_files(st));
+	for (int i = 0; i < st->n_files; i++)
+		MOE_TRY(load_file(st, i));
+	for (size_t i = 0; i < st->count; i++) {
+		const struct moe_st_tensor *t = &st->tensors[i];
+
+		if (!t->data)
+			return moe_fail(MOE_ERR_FORMAT,
+					"%s: tensor '%.200s' of the index is not in it",
+					st->files[t->file].path, t->name);
+	}
+	return MOE_OK;
+}
+
+enum moe_status moe_safetensors_open(const char *path, struct moe_safetensors **out)
+{
+	struct moe_safetensors *st = moe_calloc(1, sizeof *st);
+	enum moe_status status;
+
+	if (st)
+		st->path = moe_strdup(path);
+	if (!st || !st->path) {
+		moe_free(st);
+		return moe_fail(MOE_ERR_NOMEM, "%s: out of memory", path);
+	}
+	status = load(st);
+	if (status != MOE_OK) {
+		moe_safetensors_close(st);
+		return status;
+	}
+	*out = st;
+	return MOE_OK;
+}
+
+void moe_safetensors_close(struct moe_safetensors *st)
+{
+	if (!st)
+		return;
+	for (int i = 0; i < st->n_files; i++) {
+		moe_file_unmap(&st->files[i].map);
+		cJSON_Delete(st->files[i].root);
+		moe_free(st->files[i].path);
+	}
+	cJSON_Delete(st->index);
+	moe_free(st->files);
+	moe_free(st->tensors);
+	moe_free(st->slots);
+	moe_free(st->path);
+	moe_free(st);
+}
+
+size_t moe_safetensors_count(const struct moe_safetensors *st)
+{
+	return st->count;
+}
+
+const struct moe_st_tensor *moe_safetensors_at(const struct moe_safetensors *st, size_t i)
+{
+	return &st->tensors[i];
+}
+
+const struct moe_st_tensor *moe_safetensors_find(const struct moe_safetensors *st, const char *name)
+{
+	uint32_t at = st->n_slots ? *slot_of(st, name) : 0;
+
+	return at ? &st->tensors[at - 1] : NULL;
+}
+
+int moe_safetensors_file_count(const struct moe_safetensors *st)
+{
+	return st->n_files;
+}
+
+const char *moe_safetensors_file_path(const struct moe_safetensors *st, int file)
+{
+	return st->files[file].path;
+}
+
+const char *moe_safetensors_metadata(const struct moe_safetensors *st, const char *key)
+{
+	for (int i = 0; i < st->n_files; i++) {
+		const cJSON *v = moe_json_get(st->files[i].metadata, key);
+
+		if (v)
+			return v->valuestring;
+	}
+	return NULL;
+}
+
+bool moe_safetensors_metadata_at(const struct moe_safetensors *st, int file, int i,
+				 const char **key, const char **value)
+{
+	const cJSON *v = cJSON_GetArrayItem(st->files[file].metadata, i);
+
+	if (!v)
+		return false;
+	*key = v->string;
+	*value = v->valuestring;
+	return true;
+}
+
+enum moe_status moe_safetensors_get(const struct moe_safetensors *st, const char *name, int ndim,
+				    const int64_t *shape, const struct moe_st_tensor **out)
+{
+	const struct moe_st_tensor *t = moe_safetensors_find(st, name);
+	char want[96], found[96];
+
+	if (!t)
+		return moe_fail(MOE_ERR_FORMAT, "%s: tensor '%s' is missing", st->path, name);
+	if (t->dtype == MOE_DTYPE_COUNT)
+		return moe_fail(
+			MOE_ERR_UNSUPPORTED,
+			"%s: tensor '%s' has dtype '%.32s' and %d dimensions: not supported",
+			st->path, name, t->dtype_text, t->ndim);
+	if (t->ndim != ndim || (ndim && memcmp(t->shape, shape, (size_t)ndim * sizeof *shape) != 0))
+		return moe_fail(MOE_ERR_FORMAT, "%s: tensor '%s' has shape %s, expected %s",
+				st->path, name,
+				moe_shape_text(t->ndim, t->shape, found, sizeof found),
+				moe_shape_text(ndim, shape, want, sizeof want));
+	*out = t;
+	return MOE_OK;
+}
+
+enum moe_status moe_safetensors_get_typed(const struct moe_safetensors *st, const char *name,
+					  enum moe_dtype dtype, int ndim, const int64_t *shape,
+					  const struct moe_st_tensor **out)
+{
+	MOE_TRY(moe_safetensors_get(st, name, ndim, shape, out));
+	if ((*out)->dtype != dtype)
+		return moe_fail(MOE_ERR_FORMAT, "%s: tensor '%s' has dtype %s, expected %s",
+				st->path, name, (*out)->dtype_text, moe_dtype_name(dtype));
+	return MOE_OK;
+}
+
+enum moe_status moe_safetensors_read_f32(const struct moe_safetensors *st, const char *name,
+					 int ndim, const int64_t *shape, float *out)
+{
+	const struct moe_st_tensor *t;
+
+	MOE_TRY(moe_safetensors_get(st, name, ndim, shape, &t));
+	if (!moe_to_f32(out, t->data, t->dtype, t->bytes / moe_dtype_size(t->dtype)))
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"%s: tensor '%s' has dtype %s: cannot be read "
+				"as float",
+				st->path, name, t->dtype_text);
+	return MOE_OK;
+}

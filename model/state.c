@@ -1,0 +1,447 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model/state.h"
+#include "model/file.h"
+#include "model/json.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define PREFIX "checkpoint-"
+#define TEMP_MARK ".tmp-" /* checkpoint-N.tmp-PID: being written */
+#define OLD_MARK ".old-"  /* checkpoint-N.old-PID: complete, being replaced */
+
+struct moe_state {
+	struct moe_safetensors *arrays;
+	cJSON *scalars;
+	char *path;
+};
+
+static enum moe_status no_memory(const char *path)
+{
+	return moe_fail(MOE_ERR_NOMEM, "%s: out of memory", path);
+}
+
+static enum moe_status rename_dir(const char *from, const char *to)
+{
+	if (rename(from, to) != 0)
+		return moe_fail(MOE_ERR_IO, "%s: cannot rename to %s: %s", from, to,
+				strerror(errno));
+	return MOE_OK;
+}
+
+static void finish(struct moe_state_dir *dir)
+{
+	moe_free(dir->output);
+	moe_free(dir->path);
+	moe_free(dir->final);
+	*dir = (struct moe_state_dir){ 0 };
+}
+
+enum moe_status moe_state_begin(const char *output, int64_t step, struct moe_state_dir *dir)
+{
+	enum moe_status status;
+
+	if (step < 0)
+		return moe_fail(MOE_ERR_ARG, "step %lld is negative", (long long)step);
+	*dir = (struct moe_state_dir){ .step = step };
+	dir->output = moe_strdup(output);
+	dir->final = moe_format("%s/" PREFIX "%lld", output, (long long)step);
+	dir->path =
+		dir->final ? moe_format("%s" TEMP_MARK "%ld", dir->final, (long)getpid()) : NULL;
+	if (!dir->output || !dir->path) {
+		finish(dir);
+		return no_memory(output);
+	}
+	status = moe_tree_remove(dir->path); /* left by a process of the same number */
+	if (status == MOE_OK)
+		status = moe_dir_make(dir->path);
+	if (status != MOE_OK)
+		finish(dir);
+	return status;
+}
+
+/*
+ * An existing directory cannot be replaced by rename: it steps aside first. A kill between the two
+ * renames leaves it whole under the old mark, from which moe_state_clean puts it back.
+ */
+static enum moe_status replace_final(const struct moe_state_dir *dir)
+{
+	enum moe_status status;
+	char *aside;
+
+	if (!moe_path_exists(dir->final)) {
+		MOE_TRY(rename_dir(dir->path, dir->final));
+		return moe_dir_sync(dir->output);
+	}
+	aside = moe_format("%s" OLD_MARK "%ld", dir->final, (long)getpid());
+	if (!aside)
+		return no_memory(dir->final);
+	MOE_TRY_GOTO(moe_tree_remove(aside), status, done);
+	MOE_TRY_GOTO(rename_dir(dir->final, aside), status, done);
+	status = rename_dir(dir->path, dir->final);
+	if (status != MOE_OK) {
+		if (rename(aside, dir->final) != 0)
+			moe_log(MOE_LOG_ERROR, "%s stays as %s", dir->final, aside);
+		goto done;
+	}
+	MOE_TRY_GOTO(moe_dir_sync(dir->output), status, done);
+	status = moe_tree_remove(aside);
+done:
+	moe_free(aside);
+	return status;
+}
+
+enum moe_status moe_state_commit(struct moe_state_dir *dir)
+{
+	enum moe_status status = moe_tree_sync(dir->path);
+
+	if (status == MOE_OK)
+		status = replace_final(dir);
+	if (status != MOE_OK)
+		moe_state_abort(dir);
+	finish(dir);
+	return status;
+}
+
+void moe_state_abort(struct moe_state_dir *dir)
+{
+	/* the caller's error text is worth more than a failure to clean up */
+	if (dir->path && moe_path_exists(dir->path)) {
+		char *text = moe_strdup(moe_last_error());
+
+		if (moe_tree_remove(dir->path) != MOE_OK)
+			moe_log(MOE_LOG_WARNING, "%s", moe_last_error());
+		moe_fail(MOE_OK, "%s", text ? text : "");
+		moe_free(text);
+	}
+	finish(dir);
+}
+
+/* The N of "checkpoint-N" followed by what *rest gets; -1 for other names. */
+static int64_t step_of(const char *name, const char **rest)
+{
+	char *end;
+	long long n;
+
+	if (strncmp(name, PREFIX, sizeof PREFIX - 1) != 0)
+		return -1;
+	name += sizeof PREFIX - 1;
+	if (*name < '0' || *name > '9' || (name[0] == '0' && name[1] >= '0' && name[1] <= '9'))
+		return -1;
+	errno = 0;
+	n = strtoll(name, &end, 10);
+	*rest = end;
+	return errno ? -1 : n;
+}
+
+struct step_list {
+	int64_t *steps;
+	size_t count;
+};
+
+static int by_step(const void *a, const void *b)
+{
+	int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+/* Steps of the directories named checkpoint-N, ascending; an absent output has none. */
+static enum moe_status list_steps(const char *output, struct step_list *list)
+{
+	DIR *d = opendir(output);
+	struct dirent *e;
+
+	*list = (struct step_list){ 0 };
+	if (!d)
+		return errno == ENOENT ? MOE_OK
+				       : moe_fail(MOE_ERR_IO, "%s: cannot list the directory: %s",
+						  output, strerror(errno));
+	while ((e = readdir(d))) {
+		const char *rest = "";
+		int64_t step = step_of(e->d_name, &rest), *p;
+
+		if (step < 0 || *rest)
+			continue;
+		p = moe_realloc(list->steps, list->count + 1, sizeof *p);
+		if (!p) {
+			moe_free(list->steps);
+			closedir(d);
+			return no_memory(output);
+		}
+		list->steps = p;
+		p[list->count++] = step;
+	}
+	closedir(d);
+	if (list->count)
+		qsort(list->steps, list->count, sizeof *list->steps, by_step);
+	return MOE_OK;
+}
+
+/* Reads dir/state.json and checks its format; *path gets the file's name for messages. */
+static enum moe_status read_scalars(const char *dir, char **path, cJSON **out)
+{
+	const char *format = NULL;
+	enum moe_status status;
+
+	*path = moe_path_join(dir, "state.json");
+	*out = NULL;
+	if (!*path)
+		return no_memory(dir);
+	MOE_TRY(moe_json_read(*path, out));
+	status = moe_json_opt_text(*out, "format", &format);
+	if (status != MOE_OK || !format || strcmp(format, MOE_STATE_FORMAT) != 0)
+		return moe_fail(MOE_ERR_FORMAT, "%s: format is '%.64s', expected '%s'", *path,
+				format ? format : "", MOE_STATE_FORMAT);
+	return MOE_OK;
+}
+
+/* Scalars are texts in the file: JSON numbers lose int64 and have no infinities. */
+static enum moe_status scalar_of(const cJSON *scalars, const char *path, const char *key,
+				 const char **out)
+{
+	*out = NULL;
+	if (moe_json_opt_text(scalars, key, out) != MOE_OK || !*out)
+		return moe_fail(MOE_ERR_FORMAT, "%s: '%s' is missing or not a string", path, key);
+	return MOE_OK;
+}
+
+static enum moe_status int_of(const cJSON *scalars, const char *path, const char *key, int64_t *out)
+{
+	const char *text;
+	long long v;
+	char *end;
+
+	MOE_TRY(scalar_of(scalars, path, key, &text));
+	errno = 0;
+	v = strtoll(text, &end, 10);
+	if (errno || end == text || *end)
+		return moe_fail(MOE_ERR_FORMAT, "%s: '%s' is '%.64s', not an integer", path, key,
+				text);
+	*out = v;
+	return MOE_OK;
+}
+
+/* MOE_OK if dir holds the state of step. */
+static enum moe_status check_complete(const char *dir, int64_t step)
+{
+	cJSON *scalars;
+	char *path;
+	int64_t found = -1;
+	enum moe_status status = read_scalars(dir, &path, &scalars);
+
+	if (status == MOE_OK)
+		status = int_of(scalars, path, "step", &found);
+	if (status == MOE_OK && found != step)
+		status = moe_fail(MOE_ERR_FORMAT, "%s: is of step %lld", path, (long long)found);
+	cJSON_Delete(scalars);
+	moe_free(path);
+	return status;
+}
+
+enum moe_status moe_state_latest(const char *output, int64_t *step, char **path)
+{
+	enum moe_status status = MOE_OK;
+	struct step_list list;
+
+	*path = NULL;
+	MOE_TRY(list_steps(output, &list));
+	for (size_t i = list.count; i-- > 0;) {
+		char *dir = moe_format("%s/" PREFIX "%lld", output, (long long)list.steps[i]);
+
+		status = dir ? check_complete(dir, list.steps[i]) : no_memory(output);
+		if (status == MOE_OK) {
+			*step = list.steps[i];
+			*path = dir;
+			break;
+		}
+		moe_free(dir);
+		if (status == MOE_ERR_NOMEM)
+			break;
+		moe_log(MOE_LOG_WARNING, "checkpoint is passed over: %s", moe_last_error());
+		status = MOE_OK;
+	}
+	moe_free(list.steps);
+	return status;
+}
+
+static enum moe_status clean_entry(const char *output, const char *name)
+{
+	enum moe_status status = MOE_OK;
+	const char *rest = "";
+	char *path, *final;
+	int64_t step = step_of(name, &rest);
+	bool temp = !strncmp(rest, TEMP_MARK, sizeof TEMP_MARK - 1);
+
+	if (step < 0 || (!temp && strncmp(rest, OLD_MARK, sizeof OLD_MARK - 1) != 0))
+		return MOE_OK;
+	path = moe_path_join(output, name);
+	final = moe_format("%s/" PREFIX "%lld", output, (long long)step);
+	if (!path || !final)
+		status = no_memory(output);
+	else if (!temp && !moe_path_exists(final))
+		status = rename_dir(path, final);
+	else
+		status = moe_tree_remove(path);
+	moe_free(path);
+	moe_free(final);
+	return status;
+}
+
+enum moe_status moe_state_clean(const char *output)
+{
+	enum moe_status status = MOE_OK;
+	struct dirent *e;
+	DIR *d = opendir(output);
+
+	if (!d)
+		return errno == ENOENT ? MOE_OK
+				       : moe_fail(MOE_ERR_IO, "%s: cannot list the directory: %s",
+						  output, strerror(errno));
+	while (status == MOE_OK && (e = readdir(d)))
+		status = clean_entry(output, e->d_name);
+	closedir(d);
+	return status;
+}
+
+enum moe_status moe_state_prune(const char *output, int keep)
+{
+	enum moe_status status = MOE_OK;
+	struct step_list list;
+
+	if (keep <= 0)
+		return MOE_OK;
+	MOE_TRY(list_steps(output, &list));
+	for (size_t i = 0; i + (size_t)keep < list.count && status == MOE_OK; i++) {
+		/* first to a name that nobody takes for a checkpoint: removal is not atomic */
+		char *dir = moe_format("%s/" PREFIX "%lld", output, (long long)list.steps[i]);
+		char *temp = dir ? moe_format("%s" TEMP_MARK "%ld", dir, (long)getpid()) : NULL;
+
+		status = temp ? moe_tree_remove(temp) : no_memory(output);
+		if (status == MOE_OK)
+			status = rename_dir(dir, temp);
+		if (status == MOE_OK)
+			status = moe_tree_remove(temp);
+		moe_free(dir);
+		moe_free(temp);
+	}
+	moe_free(list.steps);
+	return status;
+}
+
+static bool add_scalar(cJSON *root, const struct moe_scalar *s)
+{
+	char text[64];
+	const char *value = text;
+
+	if (s->kind == MOE_SCALAR_INT)
+		snprintf(text, sizeof text, "%lld", (long long)s->i);
+	else if (s->kind == MOE_SCALAR_REAL)
+		snprintf(text, sizeof text, "%.17g", s->r);
+	else
+		value = s->text ? s->text : "";
+	return cJSON_AddStringToObject(root, s->key, value) != NULL;
+}
+
+static enum moe_status write_scalars(const char *path, const struct moe_scalar *scalars, size_t n)
+{
+	cJSON *root = cJSON_CreateObject();
+	enum moe_status status = MOE_OK;
+
+	if (!root || !cJSON_AddStringToObject(root, "format", MOE_STATE_FORMAT))
+		status = no_memory(path);
+	for (size_t i = 0; i < n && status == MOE_OK; i++) {
+		if (cJSON_GetObjectItemCaseSensitive(root, scalars[i].key))
+			status = moe_fail(MOE_ERR_ARG, "%s: scalar '%s' is given twice or reserved",
+					  path, scalars[i].key);
+		else if (!add_scalar(root, &scalars[i]))
+			status = no_memory(path);
+	}
+	if (status == MOE_OK)
+		status = moe_json_write(path, root);
+	cJSON_Delete(root);
+	return status;
+}
+
+enum moe_status moe_state_write(const char *dir, const struct moe_st_item *items, size_t n_items,
+				const struct moe_scalar *scalars, size_t n_scalars)
+{
+	const struct moe_st_meta meta = { "format", MOE_STATE_FORMAT };
+	char *arrays = moe_path_join(dir, "state.safetensors");
+	char *json = moe_path_join(dir, "state.json");
+	enum moe_status status;
+
+	if (!arrays || !json)
+		status = no_memory(dir);
+	else
+		status = moe_safetensors_write(arrays, items, n_items, &meta, 1);
+	if (status == MOE_OK) /* last: its presence says that the arrays are whole */
+		status = write_scalars(json, scalars, n_scalars);
+	moe_free(arrays);
+	moe_free(json);
+	return status;
+}
+
+enum moe_status moe_state_open(const char *dir, struct moe_state **out)
+{
+	struct moe_state *s = moe_calloc(1, sizeof *s);
+	char *arrays = moe_path_join(dir, "state.safetensors");
+	enum moe_status status;
+
+	if (!s || !arrays)
+		status = no_memory(dir);
+	else
+		status = read_scalars(dir, &s->path, &s->scalars);
+	if (status == MOE_OK)
+		status = moe_safetensors_open(arrays, &s->arrays);
+	moe_free(arrays);
+	if (status != MOE_OK) {
+		moe_state_close(s);
+		return status;
+	}
+	*out = s;
+	return MOE_OK;
+}
+
+void moe_state_close(struct moe_state *s)
+{
+	if (!s)
+		return;
+	moe_safetensors_close(s->arrays);
+	cJSON_Delete(s->scalars);
+	moe_free(s->path);
+	moe_free(s);
+}
+
+const struct moe_safetensors *moe_state_arrays(const struct moe_state *s)
+{
+	return s->arrays;
+}
+
+enum moe_status moe_state_int(const struct moe_state *s, const char *key, int64_t *out)
+{
+	return int_of(s->scalars, s->path, key, out);
+}
+
+enum moe_status moe_state_real(const struct moe_state *s, const char *key, double *out)
+{
+	const char *text;
+	char *end;
+	double v;
+
+	MOE_TRY(scalar_of(s->scalars, s->path, key, &text));
+	v = strtod(text, &end);
+	if (end == text || *end)
+		return moe_fail(MOE_ERR_FORMAT, "%s: '%s' is '%.64s', not a number", s->path, key,
+				text);
+	*out = v;
+	return MOE_OK;
+}
+
+enum moe_status moe_state_text(const struct moe_state *s, const char *key, const char **out)
+{
+	return scalar_of(s->scalars, s->path, key, out);
+}

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one exception a user sees, and the entry point that turns it into exit code 2."""
+
+import os
+import sys
+
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+class UserError(Exception):
+    """Bad input or usage: one clear line, exit code 2."""
+
+
+def run_main(main, name):
+    """Runs main() and exits as cli.md says: 0 done, 2 bad input or usage, 130 interrupted."""
+    try:
+        status = main()
+        sys.stdout.flush()
+    except UserError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        status = EXIT_USAGE
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted, nothing written", file=sys.stderr)
+        status = EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"{name}: {where}{error.strerror or error}", file=sys.stderr)
+        status = EXIT_USAGE
+    sys.exit(status or 0)

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Tasks of a MoE layer. Tensor parameters in the order: what is read, then what is written; NULL where
+ * the layer has no such thing. `scratch` orders the buffers that layers share (graphs/moe_graph.h).
+ */
+#ifndef MOE_TASKS_MOE_TASKS_H
+#define MOE_TASKS_MOE_TASKS_H
+
+#include "codelets/copy.h"
+#include "codelets/expert_args.h"
+#include "codelets/token_args.h"
+#include "codelets/update.h"
+#include "tasks/task.h"
+
+enum moe_status moe_task_load(const struct moe_context *c, const struct moe_copy_args *a, int block,
+			      struct moe_tensor *after, struct moe_tensor *out);
+enum moe_status moe_task_store(const struct moe_context *c, const struct moe_copy_args *a, int block,
+			       struct moe_tensor *in);
+/* Reads `in` (n <= 60), then writes `out`, and `also` read-write where given. */
+enum moe_status moe_task_join(const struct moe_context *c, struct moe_tensor *const *in, int n,
+			      struct moe_tensor *also, struct moe_tensor *out);
+
+/* ---- forward ---- */
+enum moe_status moe_task_route(const struct moe_context *c, const struct moe_token_args *a, int block,
+			       struct moe_tensor *x, struct moe_tensor *plan_free,
+			       struct moe_tensor *out);
+enum moe_status moe_task_plan(const struct moe_context *c, const struct moe_token_args *a,
+			      struct moe_tensor *const *in, int n, struct moe_tensor *scratch,
+			      struct moe_tensor *plan);
+enum moe_status moe_task_gather(const struct moe_context *c, const struct moe_expert_args *a,
+				struct moe_tensor *plan, struct moe_tensor *lora_h,
+				struct moe_tensor *panel);
+/* in: panel where gather is a task of its own, else the plan */
+enum moe_status moe_task_gate_up(const struct moe_context *c, const struct moe_expert_args *a, int slice,
+				 struct moe_tensor *in, struct moe_tensor *lora_i,
+				 struct moe_tensor *lora_h, struct moe_tensor *out);
+/* in: every slice of gate_up */
+enum moe_status moe_task_down(const struct moe_context *c, const struct moe_expert_args *a, int slice,
+			      struct moe_tensor *const *in, int n, struct moe_tensor *lora_h,
+			      struct moe_tensor *out);
+enum moe_status moe_task_combine_part(const struct moe_context *c, const struct moe_token_args *a,
+				      int block, struct moe_tensor *rows, struct moe_tensor *plan,
+				      struct moe_tensor *scratch, struct moe_tensor *out);
+enum moe_status moe_task_combine(const struct moe_context *c, const struct moe_token_args *a, int block,
+				 struct moe_tensor *parts, struct moe_tensor *shared,
+				 struct moe_tensor *residual, struct moe_tensor *scratch,
+				 struct moe_tensor *after, struct moe_tensor *out);
+enum moe_status moe_task_ffn_up(const struct moe_context *c, const struct moe_token_args *a, int block,
+				struct moe_tensor *x, struct moe_tensor *out);
+enum moe_status moe_task_ffn_down(const struct moe_context *c, const struct moe_token_args *a, int block,
+				  struct moe_tensor *hidden, struct moe_tensor *residual,
+				  struct moe_tensor *after, struct moe_tensor *out);
+
+/* ---- backward ---- */
+enum moe_status moe_task_scatter(const struct moe_context *c, const struct moe_expert_args *a,
+				 struct moe_tensor *grad_out, struct moe_tensor *plan,
+				 struct moe_tensor *lora_h, struct moe_tensor *panel);
+/* in: panel where scatter is a task of its own, else grad_out */
+enum moe_status moe_task_down_bwd(const struct moe_context *c, const struct moe_expert_args *a, int slice,
+				  struct moe_tensor *in, struct moe_tensor *plan,
+				  struct moe_tensor *lora_i, struct moe_tensor *lora_h,
+				  struct moe_tensor *grad_i, struct moe_tensor *out);
+enum moe_status moe_task_gate_up_bwd(const struct moe_context *c, const struct moe_expert_args *a,
+				     int slice, struct moe_tensor *const *in, int n,
+				     struct moe_tensor *lora_h, struct moe_tensor *out);
+enum moe_status moe_task_lora_grad(const struct moe_context *c, const struct moe_expert_args *a,
+				   struct moe_tensor *const *in, int n, struct moe_tensor *plan,
+				   struct moe_tensor *x, struct moe_tensor *grad_out,
+				   struct moe_tensor *grad_h);
+enum moe_status moe_task_weight_grad(const struct moe_context *c, const struct moe_expert_args *a,
+				     struct moe_tensor *const *in, int n, struct moe_tensor *plan,
+				     struct moe_tensor *scratch, struct moe_tensor *grad_base);
+enum moe_status moe_task_route_bwd(const struct moe_context *c, const struct moe_token_args *a, int block,
+				   struct moe_tensor *rows, struct moe_tensor *plan,
+				   struct moe_tensor *scratch, struct moe_tensor *out);
+enum moe_status moe_task_combine_bwd(const struct moe_context *c, const struct moe_token_args *a,
+				     int block, struct moe_tensor *parts, struct moe_tensor *route,
+				     struct moe_tensor *shared, struct moe_tensor *residual,
+				     struct moe_tensor *scratch, struct moe_tensor *after,
+				     struct moe_tensor *out);
+enum moe_status moe_task_router_grad(const struct moe_context *c, const struct moe_token_args *a,
+				     struct moe_tensor *route, struct moe_tensor *plan,
+				     struct moe_tensor *grad);
+enum moe_status moe_task_ffn_bwd(const struct moe_context *c, const struct moe_token_args *a, int block,
+				 struct moe_tensor *hidden, struct moe_tensor *grad_out,
+				 struct moe_tensor *scratch, struct moe_tensor *after,
+				 struct moe_tensor *out);
+enum moe_status moe_task_ffn_grad(const struct moe_context *c, const struct moe_token_args *a,
+				  struct moe_tensor *const *in, int n, struct moe_tensor *scratch,
+				  struct moe_tensor *grad);
+
+/* ---- optimizer: params and grads [n]; norm NULL without clipping ---- */
+enum moe_status moe_task_grad_norm(const struct moe_context *c, const struct moe_update_args *a, int group,
+				   int part, struct moe_tensor *const *grads, int n,
+				   struct moe_tensor *out);
+enum moe_status moe_task_grad_total(const struct moe_context *c, const struct moe_grad_total_args *a,
+				    struct moe_tensor *in, struct moe_tensor *out);
+enum moe_status moe_task_update(const struct moe_context *c, const struct moe_update_args *a, int group,
+				int part, struct moe_tensor *const *grads, int n_grads,
+				struct moe_tensor *norm, struct moe_tensor *const *params, int n_params);
+
+#endif

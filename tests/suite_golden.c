@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every block fixture of the project, and of ../shared where present, through the public block object. */
+#include "tests/golden.h"
+#include "tests/harness.h"
+
+#include <dirent.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char moe_suite_name[] = "golden";
+
+/* Full fine-tuning comes with the training engine. */
+static bool excluded(const char *name)
+{
+	return strstr(name, "_full_ft") || !strncmp(name, "model_", 6) || !strncmp(name, "quant_", 6);
+}
+
+static int by_name(const struct dirent **a, const struct dirent **b)
+{
+	return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+/* Runs every supported fixture of a folder; how many. */
+static int run_folder(struct moe_engine *engine, const char *folder)
+{
+	struct golden_options o = { 0 };
+	struct dirent **list;
+	int n = scandir(folder, &list, NULL, by_name), ran = 0;
+
+	for (int i = 0; i < n; i++) {
+		const char *name = list[i]->d_name;
+		char path[PATH_MAX], kind[64];
+
+		snprintf(path, sizeof path, "%s/%s", folder, name);
+		if (strstr(name, ".safetensors") && !excluded(name) &&
+		    golden_kind_supported(golden_kind(path, kind, sizeof kind))) {
+			CU_ASSERT_TRUE(golden_run(engine, path, &o, NULL));
+			ran++;
+		}
+		free(list[i]);
+	}
+	if (n >= 0)
+		free(list);
+	return ran;
+}
+
+static void with_parts(int parts, int workers)
+{
+	struct moe_engine_params p = { .struct_size = sizeof p, .workers = workers, .parts = parts };
+	const char *shared = moe_test_shared("oracle/golden");
+	struct moe_engine *engine;
+
+	CU_ASSERT_EQUAL_FATAL(moe_engine_open(&p, &engine), MOE_OK);
+	CU_ASSERT_TRUE(run_folder(engine, moe_test_path("tests/fixtures/golden")) >= 10);
+	if (shared)
+		CU_ASSERT_TRUE(run_folder(engine, shared) >= 16);
+	else
+		moe_test_skip("the larger fixtures of ../shared/oracle/golden are not here");
+	CU_ASSERT_EQUAL(moe_engine_close(engine), MOE_OK);
+}
+
+static void one_part(void)
+{
+	with_parts(1, 2);
+}
+
+static void three_parts(void)
+{
+	with_parts(3, 2);
+}
+
+const struct moe_test moe_suite_tests[] = {
+	{ "all block fixtures, one part", one_part },
+	{ "all block fixtures, three parts", three_parts },
+	{ NULL, NULL },
+};
