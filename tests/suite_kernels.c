@@ -651,11 +651,11 @@ static void adamw_reference(int n, double *p, const float *g, double *m, double 
 static void adamw_cases(void)
 {
 	enum { N = 259 };
-	struct moe_adamw o = { .lr = 0.01f,
-			       .beta1 = 0.9f,
-			       .beta2 = 0.999f,
-			       .eps = 1e-8f,
-			       .weight_decay = 0.1f,
+	struct moe_adamw o = { .lr = 0.01,
+			       .beta1 = 0.9,
+			       .beta2 = 0.999,
+			       .eps = 1e-8,
+			       .weight_decay = 0.1,
 			       .grad_scale = 0.25f };
 	float *p, *m, *v, *before;
 	double *way[3];
