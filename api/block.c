@@ -3,22 +3,39 @@
  */
 #include "api/block.h"
 
-#include <stdatomic.h>
+#include <math.h>
 
 #define DEFAULT_TOKENS 512
+#define MAX_EXPERTS 32767 /* a tag's group is 16 bits wide */
+#define MAX_BYTES 0x1p46  /* of one array: sizes below never overflow */
 
 static enum moe_status check_params(const struct moe_block_params *p)
 {
+	int widest;
+
 	if (!p || p->struct_size < sizeof *p)
 		return moe_fail(MOE_ERR_ARG, "block params: struct_size is not set");
 	if (p->hidden < 1 || p->intermediate < 1 || p->experts < 1)
 		return moe_fail(MOE_ERR_ARG, "block of hidden %d, intermediate %d, %d experts",
 				p->hidden, p->intermediate, p->experts);
-	if (p->experts_per_token < 1)
-		return moe_fail(MOE_ERR_ARG, "experts_per_token is %d", p->experts_per_token);
+	if (p->experts > MAX_EXPERTS)
+		return moe_fail(MOE_ERR_ARG, "%d experts; at most %d are possible", p->experts,
+				MAX_EXPERTS);
+	if (p->experts_per_token < 1 || p->experts_per_token > MAX_EXPERTS)
+		return moe_fail(MOE_ERR_ARG, "experts_per_token is %d; 1 to %d are possible",
+				p->experts_per_token, MAX_EXPERTS);
 	if (p->lora_rank < 0 || p->shared_intermediate < 0 || p->expected_tokens < 0 ||
 	    p->group_size < 0 || p->slices_i < 0 || p->slices_h < 0)
 		return moe_fail(MOE_ERR_ARG, "block params: a size is negative");
+	widest = MOE_MAX(MOE_MAX(p->lora_rank, p->shared_intermediate), p->hidden);
+	if (24.0 * p->experts * p->intermediate * p->hidden > MAX_BYTES ||
+	    24.0 * p->experts * MOE_MAX(p->intermediate, p->hidden) * p->lora_rank > MAX_BYTES ||
+	    24.0 * widest * p->hidden > MAX_BYTES)
+		return moe_fail(MOE_ERR_NOFIT,
+				"a block of %d experts, hidden %d, intermediate %d, shared %d, rank %d "
+				"is too large",
+				p->experts, p->hidden, p->intermediate, p->shared_intermediate,
+				p->lora_rank);
 	if (moe_dtype_size(p->weight_dtype) < 2 || p->weight_dtype > MOE_F64)
 		return moe_fail(MOE_ERR_ARG, "weight_dtype %s is not a float type",
 				moe_dtype_name(p->weight_dtype));
@@ -75,14 +92,13 @@ enum moe_status moe_block_create(struct moe_engine *engine, const struct moe_blo
 	*out = NULL;
 	MOE_TRY(moe_engine_check(engine));
 	MOE_TRY(check_params(params));
-	MOE_TRY(moe_kernels_select(NULL));
+	MOE_TRY(moe_kernels_select(moe_engine_isa(engine)));
 	b = moe_calloc(1, sizeof *b);
 	if (!b)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for a block");
 	b->engine = engine;
 	b->params = *params;
-	b->params.router = NULL;
-	b->capacity = -1;
+	b->capacity = b->tokens = -1;
 	b->params.router = params->router ? moe_router_find(params->router)->name : NULL;
 	MOE_TRY_GOTO(moe_ticket_create(engine, &b->ticket), st, fail);
 	MOE_TRY_GOTO(alloc_layer(b), st, fail);
@@ -107,7 +123,7 @@ static void free_buffers(struct moe_block *b)
 	moe_experts_state_free(e, &b->state, b->layer.P);
 	moe_experts_scratch_free(e, &b->scratch, b->layer.P);
 	moe_ffn_state_free(e, &b->ffn_state);
-	b->capacity = -1;
+	b->capacity = b->tokens = -1;
 }
 
 void moe_block_destroy(struct moe_block *b)
@@ -115,7 +131,9 @@ void moe_block_destroy(struct moe_block *b)
 	if (!b)
 		return;
 	if (b->ticket && moe_engine_check(b->engine) == MOE_OK) {
-		moe_ticket_wait(b->ticket);
+		if (moe_engine_check_not_task("destroying a block") != MOE_OK)
+			return; /* it would wait for itself */
+		moe_ticket_drain(b->ticket);
 		free_buffers(b);
 		moe_layer_tensors_destroy(&b->layer_tensors);
 		moe_experts_free(b->engine, &b->layer);
@@ -164,7 +182,7 @@ static enum moe_status ensure_capacity(struct moe_block *b, int T)
 	return st;
 }
 
-static enum moe_status enter(struct moe_block *b)
+enum moe_status moe_block_enter(struct moe_block *b)
 {
 	if (!b)
 		return moe_fail(MOE_ERR_ARG, "block is NULL");
@@ -174,7 +192,7 @@ static enum moe_status enter(struct moe_block *b)
 	return MOE_OK;
 }
 
-static void leave(struct moe_block *b)
+void moe_block_leave(struct moe_block *b)
 {
 	atomic_flag_clear(&b->busy);
 }
@@ -215,29 +233,42 @@ static int64_t element(const struct moe_array *a, int64_t i, int64_t j)
 	return contiguous ? i * a->shape[1] + j : i * a->strides[0] + j * a->strides[1];
 }
 
-/* The caller's ids and weights into the plan; they are small and needed before the graph is cut. */
-static enum moe_status take_routing(struct moe_block *b, const struct moe_array *ids,
-				    const struct moe_array *weights, int T)
+static int64_t id_at(const struct moe_array *ids, int64_t t, int64_t j)
 {
-	int k = b->layer.k, E = b->layer.E;
+	int64_t at = element(ids, t, j);
 
-	for (int64_t t = 0; t < T; t++)
-		for (int64_t j = 0; j < k; j++) {
-			const char *src = ids->data;
-			int64_t id = ids->dtype == MOE_I64
-					     ? ((const int64_t *)src)[element(ids, t, j)]
-					     : ((const int32_t *)src)[element(ids, t, j)];
-			size_t at = (size_t)element(weights, t, j) * moe_dtype_size(weights->dtype);
+	return ids->dtype == MOE_I64 ? ((const int64_t *)ids->data)[at]
+				     : ((const int32_t *)ids->data)[at];
+}
+
+static enum moe_status check_ids(const struct moe_array *ids, int E)
+{
+	for (int64_t t = 0; t < ids->shape[0]; t++)
+		for (int64_t j = 0; j < ids->shape[1]; j++) {
+			int64_t id = id_at(ids, t, j);
 
 			if (id < -1 || id >= E)
 				return moe_fail(MOE_ERR_ARG,
 						"ids[%lld, %lld] is %lld; there are %d experts",
 						(long long)t, (long long)j, (long long)id, E);
-			b->state.plan.ids[t * k + j] = (int32_t)id;
+		}
+	return MOE_OK;
+}
+
+/* The caller's ids and weights into the plan; they are small and needed before the graph is cut. */
+static void take_routing(struct moe_block *b, const struct moe_array *ids,
+			 const struct moe_array *weights, int T)
+{
+	int k = b->layer.k;
+
+	for (int64_t t = 0; t < T; t++)
+		for (int64_t j = 0; j < k; j++) {
+			size_t at = (size_t)element(weights, t, j) * moe_dtype_size(weights->dtype);
+
+			b->state.plan.ids[t * k + j] = (int32_t)id_at(ids, t, j);
 			moe_to_f32(&b->state.plan.weights[t * k + j],
 				   (const char *)weights->data + at, weights->dtype, 1);
 		}
-	return MOE_OK;
 }
 
 static enum moe_status check_forward(struct moe_block *b, const struct moe_array *x,
@@ -250,6 +281,9 @@ static enum moe_status check_forward(struct moe_block *b, const struct moe_array
 	if (x->shape[0] > INT32_MAX / MOE_MAX(k, 1))
 		return moe_fail(MOE_ERR_ARG, "x has %lld tokens; at most %d fit",
 				(long long)x->shape[0], INT32_MAX / k);
+	if (4.0 * (double)x->shape[0] * k * MOE_MAX(H, b->layer.I) > MAX_BYTES)
+		return moe_fail(MOE_ERR_NOFIT, "x has %lld tokens: their activations are too large",
+				(long long)x->shape[0]);
 	MOE_TRY(check_float_matrix("out", out, x->shape[0], H));
 	if (b->layer.router) {
 		if (ids || weights)
@@ -261,7 +295,8 @@ static enum moe_status check_forward(struct moe_block *b, const struct moe_array
 	if (ids->dtype != MOE_I32 && ids->dtype != MOE_I64)
 		return moe_fail(MOE_ERR_ARG, "ids have dtype %s; I32 or I64 is expected",
 				moe_dtype_name(ids->dtype));
-	return check_float_matrix("weights", weights, x->shape[0], k);
+	MOE_TRY(check_float_matrix("weights", weights, x->shape[0], k));
+	return check_ids(ids, b->layer.E);
 }
 
 static struct moe_moe_pass pass_of(struct moe_block *b)
@@ -278,11 +313,25 @@ static struct moe_moe_pass pass_of(struct moe_block *b)
 	};
 }
 
+/* Orders the loads of x after everything of earlier passes that reads it without naming its blocks. */
+static enum moe_status begin_x(const struct moe_context *c, struct moe_block *b)
+{
+	struct moe_tensor *users = b->stream[MOE_BLOCK_X].users;
+
+	if (b->layer.grad_router)
+		MOE_TRY(moe_task_join(c, NULL, 0, b->plan, users));
+	return moe_task_join(c, NULL, 0, b->slot.scratch, users);
+}
+
+static enum moe_status begin_grad_out(const struct moe_context *c, struct moe_block *b)
+{
+	return moe_task_join(c, NULL, 0, b->stream[MOE_BLOCK_GRAD_OUT].users,
+			     b->slot.grad_out[0].out);
+}
+
 static enum moe_status submit_copy(struct moe_context *c, struct moe_stream *s,
 				   const struct moe_array *a, bool load)
 {
-	if (load)
-		MOE_TRY(moe_stream_begin(c, s));
 	for (int i = 0; i < s->n_blocks; i++) {
 		struct moe_copy_args args = { .array = *a,
 					      .rows = s->data,
@@ -311,33 +360,56 @@ static enum moe_status submit_forward(struct moe_block *b, const struct moe_arra
 	struct moe_context c = context_of(b, 0);
 	struct moe_moe_pass pass = pass_of(b);
 
+	MOE_TRY(begin_x(&c, b));
 	MOE_TRY(submit_copy(&c, &b->stream[MOE_BLOCK_X], x, true));
 	MOE_TRY(moe_graph_moe_forward(&c, &pass, &b->stream[MOE_BLOCK_X], NULL,
 				      &b->stream[MOE_BLOCK_OUT]));
 	return submit_copy(&c, &b->stream[MOE_BLOCK_OUT], out, false);
 }
 
+/* A graph that was submitted in part still uses the caller's buffers, which the error frees. */
+static void undo_on_error(struct moe_block *b, enum moe_status st)
+{
+	if (st != MOE_OK)
+		moe_ticket_drain(b->ticket);
+}
+
+/* Sync calls: refused while held, when nothing is submitted yet. */
+static enum moe_status finish(struct moe_block *b, enum moe_status st)
+{
+	if (st != MOE_OK)
+		return st;
+	st = moe_ticket_wait(b->ticket);
+	undo_on_error(b, st);
+	return st;
+}
+
 static enum moe_status forward(struct moe_block *b, const struct moe_array *x,
 			       const struct moe_array *ids, const struct moe_array *weights,
 			       int save, const struct moe_array *out)
 {
-	int T = (int)x->shape[0];
 	enum moe_status st;
+	int T;
 
+	MOE_TRY(check_forward(b, x, ids, weights, out));
+	MOE_TRY(moe_block_check_set(b));
+	T = (int)x->shape[0];
 	MOE_TRY(ensure_capacity(b, T));
-	if (!b->layer.router) {
-		MOE_TRY(moe_ticket_wait(
-			b->ticket)); /* the last pass may still read ids and weights */
-		MOE_TRY(take_routing(b, ids, weights, T));
-	}
+	/* the last pass may still read ids and weights, and its late tasks the old T */
+	if (!b->layer.router || b->tokens != T)
+		MOE_TRY(moe_ticket_wait(b->ticket));
+	if (b->tokens != T)
+		moe_experts_state_bind(&b->state, &b->layer, &b->scratch, 0, T);
+	b->tokens = T;
+	if (!b->layer.router)
+		take_routing(b, ids, weights, T);
 	for (int i = 0; i < MOE_BLOCK_STREAMS; i++)
 		moe_stream_resize(&b->stream[i], T);
-	if (b->state.plan.T != T)
-		MOE_TRY(moe_ticket_wait(b->ticket)); /* late gradient tasks use the old T */
-	moe_experts_state_bind(&b->state, &b->layer, &b->scratch, 0, T);
+	b->saved = false;
 	MOE_TRY(moe_submit_begin(b->engine));
 	st = submit_forward(b, x, out);
 	moe_submit_end(b->engine);
+	undo_on_error(b, st);
 	b->saved = st == MOE_OK && save;
 	return st;
 }
@@ -349,11 +421,9 @@ enum moe_status moe_block_forward_async(struct moe_block *b, const struct moe_ar
 {
 	enum moe_status st;
 
-	MOE_TRY(enter(b));
-	st = check_forward(b, x, ids, weights, out);
-	if (st == MOE_OK)
-		st = forward(b, x, ids, weights, save, out);
-	leave(b);
+	MOE_TRY(moe_block_enter(b));
+	st = forward(b, x, ids, weights, save, out);
+	moe_block_leave(b);
 	return st;
 }
 
@@ -361,8 +431,14 @@ enum moe_status moe_block_forward(struct moe_block *b, const struct moe_array *x
 				  const struct moe_array *ids, const struct moe_array *weights,
 				  int save, const struct moe_array *out)
 {
-	MOE_TRY(moe_block_forward_async(b, x, ids, weights, save, out));
-	return moe_block_wait(b);
+	enum moe_status st;
+
+	MOE_TRY(moe_block_enter(b));
+	st = moe_engine_check_running(b->engine);
+	if (st == MOE_OK)
+		st = finish(b, forward(b, x, ids, weights, save, out));
+	moe_block_leave(b);
+	return st;
 }
 
 static enum moe_status submit_backward(struct moe_block *b, const struct moe_array *grad_out,
@@ -374,6 +450,7 @@ static enum moe_status submit_backward(struct moe_block *b, const struct moe_arr
 	struct moe_stream *gx = &b->stream[MOE_BLOCK_GRAD_X];
 	struct moe_norm_bwd norm = { 0 };
 
+	MOE_TRY(begin_grad_out(&c, b));
 	MOE_TRY(submit_copy(&c, &b->stream[MOE_BLOCK_GRAD_OUT], grad_out, true));
 	MOE_TRY(moe_graph_moe_backward(&c, &pass, &b->stream[MOE_BLOCK_X],
 				       &b->stream[MOE_BLOCK_GRAD_OUT], &norm, NULL, !b->grads_open,
@@ -395,7 +472,7 @@ static enum moe_status check_backward(struct moe_block *b, const struct moe_arra
 				      const struct moe_array *grad_x,
 				      const struct moe_array *grad_weights)
 {
-	int T = b->state.plan.T;
+	int T = b->tokens;
 
 	if (!b->saved)
 		return moe_fail(MOE_ERR_STATE, "backward needs a forward with save before it");
@@ -405,23 +482,31 @@ static enum moe_status check_backward(struct moe_block *b, const struct moe_arra
 			    : MOE_OK;
 }
 
+static enum moe_status backward(struct moe_block *b, const struct moe_array *grad_out,
+				const struct moe_array *grad_x,
+				const struct moe_array *grad_weights)
+{
+	enum moe_status st;
+
+	MOE_TRY(check_backward(b, grad_out, grad_x, grad_weights));
+	MOE_TRY(moe_submit_begin(b->engine));
+	st = submit_backward(b, grad_out, grad_x, grad_weights);
+	moe_submit_end(b->engine);
+	undo_on_error(b, st);
+	b->saved = false;
+	b->grads_open = st == MOE_OK; /* what was added in part is dropped */
+	return st;
+}
+
 enum moe_status moe_block_backward_async(struct moe_block *b, const struct moe_array *grad_out,
 					 const struct moe_array *grad_x,
 					 const struct moe_array *grad_weights)
 {
 	enum moe_status st;
 
-	MOE_TRY(enter(b));
-	st = check_backward(b, grad_out, grad_x, grad_weights);
-	if (st == MOE_OK)
-		st = moe_submit_begin(b->engine);
-	if (st == MOE_OK) {
-		st = submit_backward(b, grad_out, grad_x, grad_weights);
-		moe_submit_end(b->engine);
-		b->saved = false;
-		b->grads_open = st == MOE_OK;
-	}
-	leave(b);
+	MOE_TRY(moe_block_enter(b));
+	st = backward(b, grad_out, grad_x, grad_weights);
+	moe_block_leave(b);
 	return st;
 }
 
@@ -429,8 +514,38 @@ enum moe_status moe_block_backward(struct moe_block *b, const struct moe_array *
 				   const struct moe_array *grad_x,
 				   const struct moe_array *grad_weights)
 {
-	MOE_TRY(moe_block_backward_async(b, grad_out, grad_x, grad_weights));
-	return moe_block_wait(b);
+	enum moe_status st;
+
+	MOE_TRY(moe_block_enter(b));
+	st = moe_engine_check_running(b->engine);
+	if (st == MOE_OK)
+		st = finish(b, backward(b, grad_out, grad_x, grad_weights));
+	moe_block_leave(b);
+	return st;
+}
+
+static bool in_range(double v, double low, double high)
+{
+	return v >= low && v < high; /* false for NaN */
+}
+
+static enum moe_status check_adamw(const struct moe_adamw_params *p)
+{
+	if (!p || p->struct_size < sizeof *p)
+		return moe_fail(MOE_ERR_ARG, "adamw params: struct_size is not set");
+	if (!in_range(p->learning_rate, 0, INFINITY) || !in_range(p->beta1, 0, 1) ||
+	    !in_range(p->beta2, 0, 1) || !in_range(p->eps, 0, INFINITY) ||
+	    !in_range(p->weight_decay, 0, INFINITY) || p->step < 0)
+		return moe_fail(MOE_ERR_ARG,
+				"adamw params: learning_rate %g, beta1 %g, beta2 %g, eps %g, "
+				"weight_decay %g, step %lld",
+				p->learning_rate, p->beta1, p->beta2, p->eps, p->weight_decay,
+				(long long)p->step);
+	if (p->max_grad_norm != 0)
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"max_grad_norm is a matter of the trainer: a block does "
+				"not know the other layers' gradients");
+	return MOE_OK;
 }
 
 static enum moe_status update(struct moe_block *b, const struct moe_adamw_params *p)
@@ -446,19 +561,16 @@ static enum moe_status update(struct moe_block *b, const struct moe_adamw_params
 	};
 	enum moe_status st;
 
-	if (p->struct_size < sizeof *p)
-		return moe_fail(MOE_ERR_ARG, "adamw params: struct_size is not set");
 	if (!b->layer.r)
 		return moe_fail(MOE_ERR_STATE, "the block has no LoRA to update");
 	if (!b->grads_open)
 		return moe_fail(MOE_ERR_STATE, "update needs a backward since the last update");
-	if (p->max_grad_norm != 0)
-		return moe_fail(MOE_ERR_UNSUPPORTED,
-				"max_grad_norm is a matter of the trainer: a block does "
-				"not know the other layers' gradients");
 	MOE_TRY(moe_submit_begin(b->engine));
 	st = moe_graph_moe_update(&c, &b->layer, &b->layer_tensors, &o);
 	moe_submit_end(b->engine);
+	undo_on_error(b, st);
+	if (st != MOE_OK)
+		moe_fail_in(st, "the update was applied in part");
 	b->grads_open = false;
 	b->steps = o.adamw.step;
 	return st;
@@ -468,19 +580,18 @@ enum moe_status moe_block_update(struct moe_block *b, const struct moe_adamw_par
 {
 	enum moe_status st;
 
-	if (!params)
-		return moe_fail(MOE_ERR_ARG, "adamw params are NULL");
-	MOE_TRY(enter(b));
+	MOE_TRY(check_adamw(params));
+	MOE_TRY(moe_block_enter(b));
 	st = update(b, params);
-	leave(b);
+	moe_block_leave(b);
 	return st;
 }
 
 enum moe_status moe_block_zero_gradients(struct moe_block *b)
 {
-	MOE_TRY(enter(b));
+	MOE_TRY(moe_block_enter(b));
 	b->grads_open = false; /* the next backward overwrites */
-	leave(b);
+	moe_block_leave(b);
 	return MOE_OK;
 }
 

@@ -20,19 +20,25 @@ struct moe_block {
 	struct moe_ffn ffn;
 	struct moe_cut cut;
 	struct moe_layer_tensors layer_tensors;
-	/* for up to `capacity` tokens; -1: none yet */
-	int capacity;
+	/* for up to `capacity` tokens, now `tokens`; -1: none yet */
+	int capacity, tokens;
 	struct moe_experts_state state;
 	struct moe_experts_scratch scratch;
 	struct moe_ffn_state ffn_state;
 	struct moe_slot_tensors slot;
 	struct moe_tensor *plan;
 	struct moe_stream stream[MOE_BLOCK_STREAMS];
+	unsigned set;	 /* bit per array that moe_block_set has filled */
 	bool saved;	 /* a forward is kept for backward */
 	bool grads_open; /* gradients hold something: the next backward adds */
 	int64_t steps;
 };
 
+/* One thread at a time: MOE_ERR_BUSY for the second. */
+enum moe_status moe_block_enter(struct moe_block *b);
+void moe_block_leave(struct moe_block *b);
+/* MOE_ERR_STATE naming the first weight that was never set. */
+enum moe_status moe_block_check_set(const struct moe_block *b);
 /* ndim 2, [rows, cols]; rows -1: any. */
 enum moe_status moe_block_check_matrix(const char *name, const struct moe_array *a, int64_t rows,
 				       int64_t cols);

@@ -31,7 +31,7 @@ static int shape_of(const struct moe_block *b, enum moe_block_array which, int64
 {
 	const struct moe_block_params *p = &b->params;
 	int64_t E = p->experts, H = p->hidden, I = p->intermediate, S = p->shared_intermediate;
-	int64_t r = p->lora_rank, T = b->state.plan.T;
+	int64_t r = p->lora_rank, T = MOE_MAX(b->tokens, 0);
 	int64_t shapes[MOE_BLOCK_ARRAYS][3] = {
 		[MOE_BLOCK_GATE_PROJ] = { E, I, H },
 		[MOE_BLOCK_UP_PROJ] = { E, I, H },
@@ -66,6 +66,16 @@ static int shape_of(const struct moe_block *b, enum moe_block_array which, int64
 	return expert || lora ? 3 : which == MOE_BLOCK_AUX_LOSS ? 1 : 2;
 }
 
+enum moe_status moe_block_check_set(const struct moe_block *b)
+{
+	int64_t shape[3];
+
+	for (int i = 0; i <= MOE_BLOCK_SHARED_ROUTER; i++)
+		if (!(b->set >> i & 1) && shape_of(b, (enum moe_block_array)i, shape))
+			return moe_fail(MOE_ERR_STATE, "%s was never set", names[i]);
+	return MOE_OK;
+}
+
 static enum moe_status check(struct moe_block *b, enum moe_block_array which,
 			     const struct moe_array *a, enum access access, int64_t *count)
 {
@@ -73,10 +83,9 @@ static enum moe_status check(struct moe_block *b, enum moe_block_array which,
 	char want[64], got[64];
 	int ndim;
 
-	if (!b || !a || (unsigned)which >= MOE_BLOCK_ARRAYS)
+	if (!a || (unsigned)which >= MOE_BLOCK_ARRAYS)
 		return moe_fail(MOE_ERR_ARG, "block array %d: an argument is NULL or unknown",
 				(int)which);
-	MOE_TRY(moe_engine_check(b->engine));
 	ndim = shape_of(b, which, shape);
 	if (!ndim)
 		return moe_fail(MOE_ERR_ARG, "this block has no %s", names[which]);
@@ -158,8 +167,8 @@ static enum moe_status copy_lora(struct moe_block *b, enum moe_block_array which
 	return MOE_OK;
 }
 
-enum moe_status moe_block_set(struct moe_block *b, enum moe_block_array which,
-			      const struct moe_array *src)
+static enum moe_status set_array(struct moe_block *b, enum moe_block_array which,
+				 const struct moe_array *src)
 {
 	int64_t count;
 
@@ -168,11 +177,24 @@ enum moe_status moe_block_set(struct moe_block *b, enum moe_block_array which,
 		return moe_fail(MOE_ERR_ARG, "%s can only be read", names[which]);
 	if (which >= MOE_BLOCK_GATE_LORA_A)
 		return copy_lora(b, which, src, SET);
-	return set_weight(b, which, src);
+	MOE_TRY(set_weight(b, which, src));
+	b->set |= 1u << which;
+	return MOE_OK;
 }
 
-enum moe_status moe_block_get(struct moe_block *b, enum moe_block_array which,
-			      const struct moe_array *dst)
+enum moe_status moe_block_set(struct moe_block *b, enum moe_block_array which,
+			      const struct moe_array *src)
+{
+	enum moe_status st;
+
+	MOE_TRY(moe_block_enter(b));
+	st = set_array(b, which, src);
+	moe_block_leave(b);
+	return st;
+}
+
+static enum moe_status get_array(struct moe_block *b, enum moe_block_array which,
+				 const struct moe_array *dst)
 {
 	const struct moe_plan *plan;
 	int64_t count;
@@ -216,6 +238,17 @@ enum moe_status moe_block_get(struct moe_block *b, enum moe_block_array which,
 	return MOE_OK;
 }
 
+enum moe_status moe_block_get(struct moe_block *b, enum moe_block_array which,
+			      const struct moe_array *dst)
+{
+	enum moe_status st;
+
+	MOE_TRY(moe_block_enter(b));
+	st = get_array(b, which, dst);
+	moe_block_leave(b);
+	return st;
+}
+
 static enum moe_status base_gradient(struct moe_block *b, enum moe_block_array which,
 				     const struct moe_array *dst)
 {
@@ -234,8 +267,8 @@ static enum moe_status base_gradient(struct moe_block *b, enum moe_block_array w
 	return MOE_OK;
 }
 
-enum moe_status moe_block_get_gradient(struct moe_block *b, enum moe_block_array which,
-				       const struct moe_array *dst)
+static enum moe_status get_gradient(struct moe_block *b, enum moe_block_array which,
+				    const struct moe_array *dst)
 {
 	const float *src;
 	int64_t count;
@@ -257,4 +290,15 @@ enum moe_status moe_block_get_gradient(struct moe_block *b, enum moe_block_array
 					       : b->ffn.grad_sigmoid;
 	moe_from_f32(dst->data, dst->dtype, src, (size_t)count);
 	return MOE_OK;
+}
+
+enum moe_status moe_block_get_gradient(struct moe_block *b, enum moe_block_array which,
+				       const struct moe_array *dst)
+{
+	enum moe_status st;
+
+	MOE_TRY(moe_block_enter(b));
+	st = get_gradient(b, which, dst);
+	moe_block_leave(b);
+	return st;
 }

@@ -31,6 +31,8 @@ static void run(const void *args, struct moe_worker *worker)
 			clear(l, &grad, a->part, a->c0, a->c1);
 		if (!rows.m)
 			continue;
+		if (l->tokens_seen && a->part == 0 && a->c0 == 0) /* micro-batches may overlap */
+			__atomic_fetch_add(&l->tokens_seen[e], rows.m, __ATOMIC_RELAXED);
 		if (a->head)
 			moe_kernels()->expert_scatter(&expert, &rows);
 		moe_kernels()->expert_down_bwd(&expert, &rows, &grad, a->c0, a->c1, worker->scratch);

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static const struct moe_kernels *selected;
+static const struct moe_kernels *_Atomic selected;
 
 const struct moe_kernels *moe_kernels(void)
 {

@@ -12,7 +12,7 @@
 #include "codelets/kernels/kernels.h"
 #include "codelets/router.h"
 
-#define MOE_MAX_LAYER_PARTS 64
+#define MOE_MAX_LAYER_PARTS 32
 
 /* A trainable array of E equal pieces (E = 1 for dense layers): f32 master, gradient, moments. */
 struct moe_param {
@@ -46,6 +46,7 @@ struct moe_experts {
 	struct moe_router_config router_config;
 	struct moe_weight router_weight; /* [E, H] */
 	float *grad_router;		 /* [E, H] or NULL */
+	int64_t *tokens_seen;		 /* [E] rows that gave gradients so far, or NULL */
 	float aux_coef;
 };
 

@@ -14,7 +14,7 @@
 #define DEFAULT_POLICY "lws"
 
 static pthread_mutex_t singleton_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct moe_engine *singleton;
+static struct moe_engine *_Atomic singleton;
 
 /* Policies under which a worker mask was seen to hold on 1.3.10 and 1.4 (notes/starpu.md 1.2). */
 static const char *const mask_policies[] = { "eager", "prio", "lws", "ws", "random",
@@ -60,23 +60,50 @@ static enum moe_status check_policy(const char *policy)
 			known);
 }
 
-/* StarPU aborts when it cannot write its performance-model folder, so look before it does. */
-static void ensure_starpu_home(void)
+/* Makes the folder with its parents; whether a file can be made in it. */
+static bool can_write(const char *dir)
 {
-	const char *home = getenv("STARPU_HOME");
+	char path[PATH_MAX];
+	int fd;
+
+	if (snprintf(path, sizeof path - 16, "%s/", dir) >= (int)sizeof path - 16)
+		return false;
+	for (char *p = path + 1; *p; p++)
+		if (*p == '/') {
+			*p = 0;
+			mkdir(path, 0700);
+			*p = '/';
+		}
+	strcat(path, ".probeXXXXXX");
+	fd = mkstemp(path);
+	if (fd < 0)
+		return false;
+	close(fd);
+	unlink(path);
+	return true;
+}
+
+/* StarPU aborts when it cannot write its performance-model folder, so look before it does. */
+static enum moe_status ensure_starpu_home(void)
+{
+	static const char *const places[] = { "STARPU_HOME", "XDG_CACHE_HOME", "HOME" };
+	const char *models = getenv("STARPU_PERF_MODEL_DIR"), *home = NULL;
 	char dir[PATH_MAX];
 
-	if (!home)
-		home = getenv("XDG_CACHE_HOME");
-	if (!home)
-		home = getenv("HOME");
-	if (home && !mkdir(home, 0700))
-		return;
-	if (home && !access(home, W_OK | X_OK))
-		return;
+	for (size_t i = 0; !home && i < MOE_COUNT(places); i++)
+		home = getenv(places[i]);
+	snprintf(dir, sizeof dir, "%s/.starpu/sampling", home ? home : "");
+	if (models ? can_write(models) : home && can_write(dir))
+		return MOE_OK;
 	snprintf(dir, sizeof dir, "/tmp/moesaic-starpu-%u", (unsigned)geteuid());
-	mkdir(dir, 0700);
+	if (!can_write(dir))
+		return moe_fail(MOE_ERR_CONFIG,
+				"StarPU needs a folder to write to, but neither %s nor %s is writable; "
+				"set STARPU_HOME",
+				models ? models : home ? home : "HOME (unset)", dir);
 	setenv("STARPU_HOME", dir, 1);
+	unsetenv("STARPU_PERF_MODEL_DIR");
+	return MOE_OK;
 }
 
 static enum moe_status check_workers(struct moe_engine *e, int *workers)
@@ -101,12 +128,39 @@ static enum moe_status check_workers(struct moe_engine *e, int *workers)
 	return MOE_OK;
 }
 
+/* Variables that StarPU prefers to its conf, or that would make a submission wait for its tasks. */
+static const char *const hidden[] = { "STARPU_SCHED", "STARPU_LIMIT_MAX_SUBMITTED_TASKS",
+				      "STARPU_LIMIT_MIN_SUBMITTED_TASKS" };
+
+static enum moe_status init_starpu(struct starpu_conf *conf, int *rc)
+{
+	char *kept[MOE_COUNT(hidden)] = { NULL };
+	enum moe_status st = MOE_OK;
+
+	for (size_t i = 0; i < MOE_COUNT(hidden); i++) {
+		const char *value = getenv(hidden[i]);
+
+		if (value && !(kept[i] = moe_strdup(value)))
+			st = moe_fail(MOE_ERR_NOMEM, "no memory for the engine");
+	}
+	for (size_t i = 0; i < MOE_COUNT(hidden); i++)
+		if (kept[i])
+			unsetenv(hidden[i]);
+	*rc = st == MOE_OK ? starpu_init(conf) : 0;
+	for (size_t i = 0; i < MOE_COUNT(hidden); i++) {
+		if (kept[i])
+			setenv(hidden[i], kept[i], 1);
+		moe_free(kept[i]);
+	}
+	return st;
+}
+
 static enum moe_status start_starpu(struct moe_engine *e, int workers)
 {
 	struct starpu_conf conf;
 	int rc;
 
-	ensure_starpu_home();
+	MOE_TRY(ensure_starpu_home());
 	/* With its NUMA nodes StarPU would copy frozen weights between them. */
 	setenv("STARPU_USE_NUMA", "0", 0);
 	setenv("STARPU_SILENT", "1", 0);
@@ -123,7 +177,7 @@ static enum moe_status start_starpu(struct moe_engine *e, int workers)
 	conf.ncpus = workers;
 	conf.ncuda = 0;
 	conf.nopencl = 0;
-	rc = starpu_init(&conf);
+	MOE_TRY(init_starpu(&conf, &rc));
 	if (rc)
 		return moe_fail(MOE_ERR_CONFIG, "StarPU does not start with %d workers: %s", workers,
 				strerror(-rc));
@@ -140,10 +194,11 @@ static enum moe_status start_starpu(struct moe_engine *e, int workers)
 	return MOE_OK;
 }
 
-static enum moe_status parts_from_specs(struct moe_engine *e, const struct moe_part_spec *specs)
+static enum moe_status parts_from_specs(const struct moe_engine *e,
+					const struct moe_part_spec *specs, struct moe_part *parts)
 {
 	for (int p = 0; p < e->n_parts; p++) {
-		struct moe_part *part = &e->parts[p];
+		struct moe_part *part = &parts[p];
 
 		if (specs[p].node < 0 || specs[p].node >= e->topology.nodes)
 			return moe_fail(MOE_ERR_CONFIG, "part %d is on NUMA node %d; there are %d", p,
@@ -178,7 +233,8 @@ static int node_of_worker(const struct moe_engine *e, int w)
 
 /*
  * With at least as many nodes that have workers as parts, a part is a node; otherwise workers are
- * dealt out by index. Never leaves a part without a worker.
+ * dealt out by index, and a part's memory is on a node of its own or, where nodes are too few, on its
+ * first worker's. Never leaves a part without a worker.
  */
 static void parts_from_topology(struct moe_engine *e)
 {
@@ -206,7 +262,8 @@ static void parts_from_topology(struct moe_engine *e)
 			if (!mine)
 				continue;
 			part->mask[w / 32] |= 1u << (w % 32);
-			if (!part->n_workers++ && used >= e->n_parts)
+			if (!part->n_workers++ &&
+			    (used >= e->n_parts || e->n_parts > e->topology.nodes))
 				part->node = node;
 		}
 	}
@@ -227,7 +284,7 @@ static enum moe_status make_parts(struct moe_engine *e, const struct moe_engine_
 	}
 	e->n_parts = params->parts ? params->parts : MOE_MAX(1, nodes_with_workers);
 	if (params->part_specs)
-		MOE_TRY(parts_from_specs(e, params->part_specs));
+		MOE_TRY(parts_from_specs(e, params->part_specs, e->parts));
 	else
 		parts_from_topology(e);
 	if (e->n_parts > 1 && params->placement == MOE_PLACEMENT_STRICT &&
@@ -239,10 +296,36 @@ static enum moe_status make_parts(struct moe_engine *e, const struct moe_engine_
 	return MOE_OK;
 }
 
+/* Brings StarPU's pause in line with what is wanted. Under idle_lock. */
+static void apply_pause(struct moe_engine *e)
+{
+	bool stop = e->asleep || (e->held && !e->draining);
+
+	if (stop == e->stopped)
+		return;
+	e->stopped = stop;
+	if (stop)
+		starpu_pause();
+	else
+		starpu_resume();
+}
+
 /* Nothing to put to sleep: asleep already, held, or with work there or coming. Under idle_lock. */
 static bool must_run(const struct moe_engine *e)
 {
-	return e->paused || e->held || e->submitting || atomic_load(&e->outstanding) > 0;
+	return e->asleep || e->held || e->draining || e->submitting ||
+	       atomic_load(&e->outstanding) > 0;
+}
+
+/* Waits for a count of tasks, whether held or not. */
+static void drain(struct moe_engine *e, atomic_llong *count)
+{
+	moe_engine_drain_begin(e);
+	pthread_mutex_lock(&e->idle_lock);
+	while (atomic_load(count) > 0)
+		pthread_cond_wait(&e->idle_changed, &e->idle_lock);
+	pthread_mutex_unlock(&e->idle_lock);
+	moe_engine_drain_end(e);
 }
 
 /* Sleeps the workers once nothing has been outstanding for idle_spin_us. */
@@ -268,9 +351,9 @@ static void *idle_main(void *arg)
 			if (rc != ETIMEDOUT || e->closing || must_run(e))
 				continue;
 		}
-		starpu_pause();
-		e->paused = true;
+		e->asleep = true;
 		e->pauses++;
+		apply_pause(e);
 	}
 	pthread_mutex_unlock(&e->idle_lock);
 	return NULL;
@@ -279,11 +362,29 @@ static void *idle_main(void *arg)
 void moe_engine_resume(struct moe_engine *e)
 {
 	pthread_mutex_lock(&e->idle_lock);
-	if (e->paused) {
-		starpu_resume();
-		e->paused = false;
+	if (e->asleep) {
+		e->asleep = false;
+		apply_pause(e);
 		pthread_cond_broadcast(&e->idle_changed);
 	}
+	pthread_mutex_unlock(&e->idle_lock);
+}
+
+void moe_engine_drain_begin(struct moe_engine *e)
+{
+	pthread_mutex_lock(&e->idle_lock);
+	e->draining++;
+	e->asleep = false;
+	apply_pause(e);
+	pthread_mutex_unlock(&e->idle_lock);
+}
+
+void moe_engine_drain_end(struct moe_engine *e)
+{
+	pthread_mutex_lock(&e->idle_lock);
+	e->draining--;
+	apply_pause(e);
+	pthread_cond_broadcast(&e->idle_changed);
 	pthread_mutex_unlock(&e->idle_lock);
 }
 
@@ -311,6 +412,8 @@ static enum moe_status check_params(const struct moe_engine_params *p)
 				p->parts, MOE_MAX_PARTS);
 	if (p->part_specs && !p->parts)
 		return moe_fail(MOE_ERR_ARG, "part_specs needs parts");
+	if ((unsigned)p->placement > MOE_PLACEMENT_SOFT)
+		return moe_fail(MOE_ERR_ARG, "placement is %d", (int)p->placement);
 	if (p->idle_spin_us < 0)
 		return moe_fail(MOE_ERR_ARG, "idle_spin_us is %d", p->idle_spin_us);
 	return MOE_OK;
@@ -319,6 +422,7 @@ static enum moe_status check_params(const struct moe_engine_params *p)
 static enum moe_status check_same(const struct moe_engine *e, const struct moe_engine_params *p)
 {
 	const char *policy = p->policy ? p->policy : DEFAULT_POLICY;
+	struct moe_part parts[MOE_MAX_PARTS] = { 0 };
 
 	if (p->workers && p->workers != e->n_workers)
 		return moe_fail(MOE_ERR_CONFIG, "the engine is open with %d workers, not %d",
@@ -338,15 +442,41 @@ static enum moe_status check_same(const struct moe_engine *e, const struct moe_e
 	if (p->isa && (!e->isa || strcmp(p->isa, e->isa)))
 		return moe_fail(MOE_ERR_CONFIG, "the engine is open with isa \"%s\", not \"%s\"",
 				e->isa ? e->isa : "(default)", p->isa);
-	if (p->part_specs)
-		return moe_fail(MOE_ERR_CONFIG, "part_specs are taken at the first open only");
+	if (!p->part_specs)
+		return MOE_OK;
+	MOE_TRY(parts_from_specs(e, p->part_specs, parts));
+	for (int i = 0; i < e->n_parts; i++)
+		if (memcmp(&parts[i], &e->parts[i], sizeof *parts))
+			return moe_fail(MOE_ERR_CONFIG, "the engine is open with another part_specs[%d]",
+					i);
 	return MOE_OK;
+}
+
+static void free_retired(struct moe_engine *e)
+{
+	for (int i = 0; i < e->n_retired; i++)
+		moe_free(e->retired[i]);
+	moe_free(e->retired);
+	e->retired = NULL;
+	e->n_retired = 0;
+}
+
+/* A thread that locks twice gets an error instead of waiting for itself. */
+static void init_lock(pthread_mutex_t *lock)
+{
+	pthread_mutexattr_t attr;
+
+	pthread_mutexattr_init(&attr);
+	pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ERRORCHECK);
+	pthread_mutex_init(lock, &attr);
+	pthread_mutexattr_destroy(&attr);
 }
 
 static void destroy(struct moe_engine *e)
 {
 	for (int w = 0; w < e->n_workers; w++)
 		moe_free(e->workers[w].scratch);
+	free_retired(e);
 	moe_memory_free_all(e);
 	moe_topology_unload(&e->topology);
 	pthread_mutex_destroy(&e->lock);
@@ -362,12 +492,12 @@ static enum moe_status open_engine(const struct moe_engine_params *p, struct moe
 {
 	struct moe_engine *e = moe_calloc(1, sizeof *e);
 	enum moe_status st = MOE_ERR_NOMEM;
-	int workers = p->workers;
+	int workers = p->workers, rc;
 	bool started = false;
 
 	if (!e)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for the engine");
-	pthread_mutex_init(&e->lock, NULL);
+	init_lock(&e->lock);
 	pthread_mutex_init(&e->idle_lock, NULL);
 	pthread_mutex_init(&e->memory_lock, NULL);
 	pthread_cond_init(&e->idle_changed, NULL);
@@ -391,8 +521,9 @@ static enum moe_status open_engine(const struct moe_engine_params *p, struct moe
 		e->workers[w].engine = e;
 		e->workers[w].index = w;
 	}
-	if (pthread_create(&e->idle_thread, NULL, idle_main, e)) {
-		st = moe_fail(MOE_ERR_RUNTIME, "cannot create a thread: %s", strerror(errno));
+	rc = pthread_create(&e->idle_thread, NULL, idle_main, e);
+	if (rc) {
+		st = moe_fail(MOE_ERR_RUNTIME, "cannot create a thread: %s", strerror(rc));
 		goto fail;
 	}
 	*out = e;
@@ -406,29 +537,33 @@ fail:
 
 enum moe_status moe_engine_open(const struct moe_engine_params *params, struct moe_engine **out)
 {
+	struct moe_engine *e;
 	enum moe_status st;
 
 	if (!out)
 		return moe_fail(MOE_ERR_ARG, "out is NULL");
 	*out = NULL;
 	MOE_TRY(check_params(params));
+	e = singleton;
+	if (e && e->pid != getpid()) /* before the lock, which a lost thread may have held */
+		return moe_fail(MOE_ERR_FORKED, "this process was forked while the engine was open; "
+						"StarPU cannot be used in it");
+	if (e)
+		MOE_TRY(moe_engine_check_not_task("opening"));
 	pthread_mutex_lock(&singleton_lock);
-	if (singleton && singleton->pid != getpid()) {
-		st = moe_fail(MOE_ERR_FORKED, "this process was forked while the engine was open; "
-					      "StarPU cannot be used in it");
-	} else if (singleton) {
-		st = check_same(singleton, params);
-		if (st == MOE_OK) {
-			singleton->references++;
-			*out = singleton;
-		}
+	e = singleton;
+	if (e) {
+		st = check_same(e, params);
+		if (st == MOE_OK)
+			e->references++;
 	} else if (starpu_is_initialized()) {
 		st = moe_fail(MOE_ERR_CONFIG, "StarPU is already running in this process with "
 					      "somebody else's settings");
 	} else {
-		st = open_engine(params, &singleton);
-		*out = singleton;
+		st = open_engine(params, &e);
+		singleton = e;
 	}
+	*out = st == MOE_OK ? e : NULL;
 	pthread_mutex_unlock(&singleton_lock);
 	return st;
 }
@@ -437,10 +572,27 @@ enum moe_status moe_engine_check(const struct moe_engine *e)
 {
 	if (!e)
 		return moe_fail(MOE_ERR_ARG, "engine is NULL");
+	if (e != singleton) /* never looked into: it may be gone */
+		return moe_fail(MOE_ERR_ARG, "this engine is not open; was it closed already?");
 	if (e->pid != getpid())
 		return moe_fail(MOE_ERR_FORKED, "the engine belongs to process %d; StarPU cannot be "
 						"used after fork",
 				(int)e->pid);
+	return MOE_OK;
+}
+
+enum moe_status moe_engine_check_not_task(const char *what)
+{
+	if (starpu_worker_get_id() >= 0)
+		return moe_fail(MOE_ERR_STATE, "%s is not possible in a task or observer", what);
+	return MOE_OK;
+}
+
+enum moe_status moe_engine_lock(struct moe_engine *e)
+{
+	if (pthread_mutex_lock(&e->lock) == EDEADLK)
+		return moe_fail(MOE_ERR_STATE,
+				"not possible while this thread is submitting (or in an observer)");
 	return MOE_OK;
 }
 
@@ -451,7 +603,12 @@ enum moe_status moe_engine_close(struct moe_engine *e)
 	if (!e)
 		return MOE_OK;
 	MOE_TRY(moe_engine_check(e));
+	MOE_TRY(moe_engine_check_not_task("closing"));
 	pthread_mutex_lock(&singleton_lock);
+	if (e != singleton) {
+		st = moe_engine_check(e);
+		goto out;
+	}
 	if (e->references > 1) {
 		e->references--;
 		goto out;
@@ -462,19 +619,18 @@ enum moe_status moe_engine_close(struct moe_engine *e)
 			      (long long)e->n_tensors);
 		goto out;
 	}
-	while (e->held > 0)
-		moe_engine_release(e);
-	moe_engine_wait(e);
+	drain(e, &e->outstanding);
 	pthread_mutex_lock(&e->idle_lock);
 	e->closing = true;
+	e->held = 0;
+	e->asleep = false;
+	apply_pause(e); /* StarPU aborts when shut down while paused */
 	pthread_cond_broadcast(&e->idle_changed);
 	pthread_mutex_unlock(&e->idle_lock);
 	pthread_join(e->idle_thread, NULL);
-	if (e->paused)
-		starpu_resume(); /* StarPU aborts when shut down while paused */
 	starpu_shutdown();
-	destroy(e);
 	singleton = NULL;
+	destroy(e);
 out:
 	pthread_mutex_unlock(&singleton_lock);
 	return st;
@@ -488,7 +644,8 @@ enum moe_status moe_engine_get_info(struct moe_engine *e, struct moe_engine_info
 	if (!info || info->struct_size < sizeof *info)
 		return moe_fail(MOE_ERR_ARG, "engine info: struct_size is not set");
 	starpu_get_version(&version[0], &version[1], &version[2]);
-	pthread_mutex_lock(&e->lock);
+	MOE_TRY(moe_engine_lock(e));
+	pthread_mutex_lock(&e->idle_lock);
 	*info = (struct moe_engine_info){
 		.struct_size = sizeof *info,
 		.workers = e->n_workers,
@@ -502,8 +659,10 @@ enum moe_status moe_engine_get_info(struct moe_engine *e, struct moe_engine_info
 		.handles = e->n_tensors,
 		.tasks = (int64_t)e->next_task,
 		.remote_tasks = atomic_load(&e->remote_tasks),
+		.busy_seconds = (double)atomic_load(&e->busy_ns) * 1e-9,
 		.pauses = e->pauses,
 	};
+	pthread_mutex_unlock(&e->idle_lock);
 	pthread_mutex_unlock(&e->lock);
 	return MOE_OK;
 }
@@ -513,7 +672,8 @@ enum moe_status moe_engine_observe(struct moe_engine *e, const struct moe_observ
 	enum moe_status st = MOE_OK;
 
 	MOE_TRY(moe_engine_check(e));
-	pthread_mutex_lock(&e->lock);
+	MOE_TRY(moe_engine_lock(e));
+	e->observed++;
 	if (atomic_load(&e->outstanding))
 		st = moe_fail(MOE_ERR_BUSY, "tasks are outstanding; wait before changing the observer");
 	else if (observer)
@@ -528,10 +688,9 @@ enum moe_status moe_engine_hold(struct moe_engine *e)
 {
 	MOE_TRY(moe_engine_check(e));
 	pthread_mutex_lock(&e->idle_lock);
-	if (!e->held++ && !e->paused)
-		starpu_pause();
-	else if (e->paused)
-		e->paused = false; /* the idle pause becomes the held one */
+	e->held++;
+	e->asleep = false; /* the idle pause becomes the held one */
+	apply_pause(e);
 	pthread_mutex_unlock(&e->idle_lock);
 	return MOE_OK;
 }
@@ -544,8 +703,9 @@ enum moe_status moe_engine_release(struct moe_engine *e)
 	pthread_mutex_lock(&e->idle_lock);
 	if (!e->held)
 		st = moe_fail(MOE_ERR_STATE, "release without hold");
-	else if (!--e->held)
-		starpu_resume();
+	else
+		e->held--;
+	apply_pause(e);
 	pthread_cond_broadcast(&e->idle_changed);
 	pthread_mutex_unlock(&e->idle_lock);
 	return st;
@@ -565,9 +725,10 @@ static enum moe_status wait_count(struct moe_engine *e, atomic_llong *count)
 {
 	enum moe_status st;
 
+	MOE_TRY(moe_engine_check_not_task("waiting"));
 	pthread_mutex_lock(&e->idle_lock);
 	while (atomic_load(count) > 0) {
-		if (e->held) {
+		if (e->held && !e->draining) {
 			pthread_mutex_unlock(&e->idle_lock);
 			return moe_fail(MOE_ERR_STATE, "waiting would never end: the engine is held");
 		}
@@ -588,6 +749,13 @@ enum moe_status moe_ticket_wait(struct moe_ticket *t)
 {
 	MOE_TRY(moe_engine_check(t->engine));
 	return wait_count(t->engine, &t->outstanding);
+}
+
+void moe_ticket_drain(struct moe_ticket *t)
+{
+	if (moe_engine_check(t->engine) == MOE_OK &&
+	    moe_engine_check_not_task("waiting") == MOE_OK)
+		drain(t->engine, &t->outstanding);
 }
 
 bool moe_ticket_done(struct moe_ticket *t)
@@ -612,30 +780,69 @@ void moe_ticket_destroy(struct moe_ticket *t)
 	moe_free(t);
 }
 
+/* Under e->lock. Running tasks keep what they have: it is given back when nothing is outstanding. */
+static enum moe_status grow_scratch(struct moe_engine *e, size_t bytes)
+{
+	void **grown;
+
+	if (!atomic_load(&e->outstanding))
+		free_retired(e);
+	grown = moe_realloc(e->retired, (size_t)(e->n_retired + e->n_workers), sizeof *grown);
+	if (!grown)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for scratch");
+	e->retired = grown;
+	for (int w = 0; w < e->n_workers; w++) {
+		/* each worker touches its own first, so the pages are local */
+		void *p = moe_alloc(bytes, 1);
+
+		if (!p)
+			return moe_fail(MOE_ERR_NOMEM,
+					"no memory for %zu bytes of scratch per worker", bytes);
+		if (e->workers[w].scratch)
+			e->retired[e->n_retired++] = e->workers[w].scratch;
+		__atomic_store_n(&e->workers[w].scratch, p, __ATOMIC_RELEASE);
+	}
+	e->scratch_bytes = bytes;
+	return MOE_OK;
+}
+
 enum moe_status moe_engine_reserve_scratch(struct moe_engine *e, size_t bytes)
 {
 	enum moe_status st = MOE_OK;
 
 	MOE_TRY(moe_engine_check(e));
-	pthread_mutex_lock(&e->lock);
-	if (bytes > e->scratch_bytes && atomic_load(&e->outstanding))
-		st = moe_fail(MOE_ERR_BUSY, "tasks are outstanding; scratch cannot grow");
-	for (int w = 0; st == MOE_OK && bytes > e->scratch_bytes && w < e->n_workers; w++) {
-		/* page-aligned; each worker touches its own first, so the pages are local */
-		void *p = moe_alloc(bytes + 4096, 1);
-
-		if (!p) {
-			st = moe_fail(MOE_ERR_NOMEM, "no memory for %zu bytes of scratch per worker",
-				      bytes);
-			break;
-		}
-		moe_free(e->workers[w].scratch);
-		e->workers[w].scratch = p;
-	}
-	if (st == MOE_OK && bytes > e->scratch_bytes)
-		e->scratch_bytes = bytes;
+	MOE_TRY(moe_engine_lock(e));
+	if (bytes > e->scratch_bytes)
+		st = grow_scratch(e, bytes);
 	pthread_mutex_unlock(&e->lock);
 	return st;
+}
+
+const char *moe_engine_isa(const struct moe_engine *e)
+{
+	return e->isa;
+}
+
+bool moe_engine_part_has_worker(const struct moe_engine *e, int part, int worker)
+{
+	return part >= 0 && part < e->n_parts && worker >= 0 && worker < STARPU_NMAXWORKERS &&
+	       (e->parts[part].mask[worker / 32] >> (worker % 32) & 1);
+}
+
+int moe_engine_part_node(const struct moe_engine *e, int part)
+{
+	return e->parts[part].node;
+}
+
+enum moe_status moe_engine_check_running(struct moe_engine *e)
+{
+	bool held;
+
+	MOE_TRY(moe_engine_check(e));
+	pthread_mutex_lock(&e->idle_lock);
+	held = e->held && !e->draining;
+	pthread_mutex_unlock(&e->idle_lock);
+	return held ? moe_fail(MOE_ERR_STATE, "waiting would never end: the engine is held") : MOE_OK;
 }
 
 int moe_engine_parts(const struct moe_engine *e)

@@ -28,7 +28,8 @@ struct moe_access {
 /* name is copied; shown in error texts. bytes and part are for the plan and traces only. */
 enum moe_status moe_tensor_create(struct moe_engine *e, const char *name, size_t bytes, int part,
 				  struct moe_tensor **out);
-/* Waits for the tasks that use it (StarPU unregisters synchronously). NULL accepted. */
+/* Waits for the tasks that use it (StarPU unregisters synchronously), also while the engine is held:
+ * the workers run meanwhile. Never from a task. NULL accepted. */
 void moe_tensor_destroy(struct moe_tensor *t);
 /* As if a task had written it: for data that the caller fills before any task runs. */
 void moe_tensor_set_initialised(struct moe_tensor *t);
@@ -44,6 +45,9 @@ void moe_ticket_destroy(struct moe_ticket *t);
 /* Until its tasks have run. A failure that one of them reported is returned once. */
 enum moe_status moe_ticket_wait(struct moe_ticket *t);
 bool moe_ticket_done(struct moe_ticket *t);
+/* For what cannot fail (destroying, undoing): waits even while the engine is held, the workers run
+ * meanwhile. */
+void moe_ticket_drain(struct moe_ticket *t);
 
 struct moe_task_desc {
 	struct moe_codelet *codelet;
@@ -56,7 +60,8 @@ struct moe_task_desc {
 	struct moe_ticket *ticket; /* may be NULL */
 };
 
-/* The lock: see the head of this file. begin fails after fork and when the engine is closing. */
+/* The lock: see the head of this file. begin fails after fork, in a task and where this thread has
+ * begun already. */
 enum moe_status moe_submit_begin(struct moe_engine *e);
 void moe_submit_end(struct moe_engine *e);
 /* Only between begin and end, never from a task. Errors leave nothing submitted. */
@@ -71,13 +76,33 @@ struct moe_worker {
 	int64_t rows;  /* set by the codelet: becomes tag.rows */
 };
 
-/* Grows every worker's scratch; only while nothing is outstanding. */
+/* Grows every worker's scratch for the tasks submitted from now on. */
 enum moe_status moe_engine_reserve_scratch(struct moe_engine *e, size_t bytes);
 
+/*
+ * An engine that computes nothing: tensors and tasks are counted, memory is address space only. For
+ * estimates; not the process's engine, needs no StarPU, any number of parts. Close with moe_engine_close.
+ */
+struct moe_dry_counts {
+	int64_t handles, tasks, kinds[128];
+	int max_task_handles;
+};
+enum moe_status moe_engine_open_dry(int parts, int workers, struct moe_engine **out);
+void moe_engine_dry_counts(const struct moe_engine *e, struct moe_dry_counts *out);
+bool moe_engine_is_dry(const struct moe_engine *e);
+
+/* MOE_ERR_STATE in a task, which must not wait for tasks. */
+enum moe_status moe_engine_check_not_task(const char *what);
+/* MOE_ERR_STATE while held: what waits for its tasks would not return. */
+enum moe_status moe_engine_check_running(struct moe_engine *e);
 int moe_engine_parts(const struct moe_engine *e);
 int moe_engine_workers(const struct moe_engine *e);
 int64_t moe_engine_outstanding(const struct moe_engine *e);
-enum moe_status moe_engine_check(const struct moe_engine *e); /* alive and not a forked child */
+enum moe_status moe_engine_check(const struct moe_engine *e); /* open and not a forked child */
+const char *moe_engine_isa(const struct moe_engine *e); /* as asked for, or NULL */
+/* Whether the part's tasks run on this worker, and its NUMA node; for tests and reports. */
+bool moe_engine_part_has_worker(const struct moe_engine *e, int part, int worker);
+int moe_engine_part_node(const struct moe_engine *e, int part);
 
 /* ---- memory with a home ---- */
 

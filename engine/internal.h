@@ -12,7 +12,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-#define MOE_MAX_PARTS 64
+#define MOE_MAX_PARTS 32
 #define MOE_MASK_WORDS ((STARPU_NMAXWORKERS + 31) / 32)
 
 struct moe_part {
@@ -31,6 +31,8 @@ struct moe_topology {
 struct moe_block_header;
 
 struct moe_engine {
+	bool dry; /* counts instead of running */
+	struct moe_dry_counts counts;
 	int references;
 	pid_t pid;
 	struct moe_engine_params params; /* as asked for; strings owned */
@@ -40,25 +42,30 @@ struct moe_engine {
 	struct moe_part parts[MOE_MAX_PARTS];
 	int min_priority, max_priority;
 
-	pthread_mutex_t lock; /* submission, tensors */
+	pthread_mutex_t lock; /* submission, tensors; error-checking: see moe_engine_lock */
 	bool submitting;
+	pthread_t submitter; /* while submitting */
 	int64_t n_tensors, next_tensor;
 	uint64_t next_task;
 
 	/* outstanding tasks and the pause rule */
 	atomic_llong outstanding;
-	atomic_llong remote_tasks;
+	atomic_llong remote_tasks, busy_ns;
 	pthread_mutex_t idle_lock;
 	pthread_cond_t idle_changed; /* outstanding reached 0, or the engine resumed or closes */
 	pthread_t idle_thread;
-	bool paused, closing;
-	int held, pauses;
+	bool asleep, closing;
+	int held, draining, pauses;
+	bool stopped; /* StarPU is paused: asleep, or held and nobody drains */
 	enum moe_status task_status; /* first failure a task reported */
 	char task_error[256];
 
 	struct moe_observer observer;
+	int observed; /* times the observer was set: shadows of older ones are void */
 	struct moe_worker workers[STARPU_NMAXWORKERS];
 	size_t scratch_bytes;
+	void **retired; /* scratch that running tasks may still use */
+	int n_retired;
 
 	pthread_mutex_t memory_lock;
 	struct moe_block_header *memory;
@@ -74,6 +81,7 @@ struct moe_tensor {
 	int part;
 	bool initialised;
 	/* shadow of StarPU's implicit dependencies, kept while an observer is set */
+	int observed; /* the observer it was kept for */
 	uint64_t last_writer;
 	uint64_t *readers; /* since last_writer */
 	int n_readers, cap_readers;
@@ -91,8 +99,6 @@ struct moe_record {
 	struct moe_ticket *ticket;
 	struct moe_tag tag;
 	uint64_t id;
-	double start, end;
-	int worker;
 	_Alignas(16) unsigned char args[];
 };
 
@@ -101,12 +107,20 @@ void moe_topology_unload(struct moe_topology *t);
 /* NUMA node of a CPU (hwloc logical PU index), 0 if unknown. */
 int moe_topology_node_of_pu(const struct moe_topology *t, int pu);
 
-enum moe_status moe_tracker_access(struct moe_tensor *t, uint64_t task, enum moe_mode mode,
-				   uint64_t **deps, int *n_deps, int *cap_deps);
+/* Ids that a task with these accesses waits for, ascending; *deps is the caller's to moe_free. Makes
+ * room for moe_tracker_commit, so that a failure leaves no trace of the task. */
+enum moe_status moe_tracker_deps(const struct moe_access *access, int n, uint64_t **deps,
+				 int *n_deps);
+void moe_tracker_commit(const struct moe_access *access, int n, uint64_t task);
 void moe_memory_free_all(struct moe_engine *e);
 
+/* e->lock; MOE_ERR_STATE where this thread has it already and would wait for itself. */
+enum moe_status moe_engine_lock(struct moe_engine *e);
 /* Makes StarPU's workers run (undoes the idle pause); call before submitting or blocking. */
 void moe_engine_resume(struct moe_engine *e);
+/* Between the two the workers run even while the engine is held. */
+void moe_engine_drain_begin(struct moe_engine *e);
+void moe_engine_drain_end(struct moe_engine *e);
 /* One task less; called by the worker that ran it. */
 void moe_engine_task_done(struct moe_engine *e, struct moe_ticket *ticket);
 bool moe_engine_policy_obeys_masks(const char *policy);

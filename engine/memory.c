@@ -29,8 +29,8 @@ static void bind_node(struct moe_engine *e, void *p, size_t bytes, int node)
 	if (node < 0 || e->topology.fake || e->topology.nodes < 2 || numa_available() < 0)
 		return;
 	obj = hwloc_get_obj_by_type(e->topology.hwloc, HWLOC_OBJ_NUMANODE, (unsigned)node);
-	mask = numa_allocate_nodemask();
-	if (!obj || !mask)
+	mask = obj ? numa_allocate_nodemask() : NULL;
+	if (!mask)
 		return;
 	numa_bitmask_setbit(mask, obj->os_index);
 	if (mbind(p, bytes, MPOL_PREFERRED, mask->maskp, mask->size + 1, 0))

@@ -9,10 +9,10 @@
 enum moe_status moe_submit_begin(struct moe_engine *e)
 {
 	MOE_TRY(moe_engine_check(e));
-	if (starpu_worker_get_id() >= 0)
-		return moe_fail(MOE_ERR_STATE, "tasks cannot submit tasks: a later reader could be "
-					       "ordered before them");
-	pthread_mutex_lock(&e->lock);
+	/* a later reader could be ordered before what a task submits */
+	MOE_TRY(moe_engine_check_not_task("submitting"));
+	MOE_TRY(moe_engine_lock(e));
+	e->submitter = pthread_self();
 	pthread_mutex_lock(&e->idle_lock);
 	e->submitting = true; /* from here on the idle thread keeps its hands off */
 	pthread_mutex_unlock(&e->idle_lock);
@@ -35,23 +35,23 @@ void moe_codelet_body(void *buffers[], void *arg)
 	struct moe_record *r = arg;
 	struct moe_engine *e = r->engine;
 	int w = starpu_worker_get_id();
-	struct moe_worker *worker = &e->workers[w];
+	/* a copy: scratch may grow meanwhile */
+	struct moe_worker worker = { .engine = e, .index = w };
+	double start, end;
 
 	(void)buffers;
-	r->worker = w;
 	if (r->tag.part >= 0 && !(e->parts[r->tag.part].mask[w / 32] >> (w % 32) & 1))
 		atomic_fetch_add_explicit(&e->remote_tasks, 1, memory_order_relaxed);
-	worker->rows = 0;
-	if (e->observer.executed)
-		r->start = moe_now();
-	r->codelet->run(r->args, worker);
-	r->tag.rows = worker->rows;
+	worker.scratch = __atomic_load_n(&e->workers[w].scratch, __ATOMIC_ACQUIRE);
+	start = moe_now();
+	r->codelet->run(r->args, &worker);
+	end = moe_now();
+	r->tag.rows = worker.rows;
+	atomic_fetch_add_explicit(&e->busy_ns, (long long)((end - start) * 1e9), memory_order_relaxed);
 	if (e->observer.executed) {
-		struct moe_task_event event = { .id = r->id, .tag = r->tag, .worker = w };
+		struct moe_task_event event = { .id = r->id, .tag = r->tag, .worker = w,
+						.start = start, .end = end };
 
-		r->end = moe_now();
-		event.start = r->start;
-		event.end = r->end;
 		e->observer.executed(&event, e->observer.user);
 	}
 }
@@ -77,8 +77,14 @@ double moe_codelet_predict(struct starpu_task *task, struct starpu_perfmodel_arc
 /* Every misuse that would make StarPU abort or read garbage. */
 static enum moe_status check_access(struct moe_engine *e, const struct moe_task_desc *d)
 {
-	const char *name = d->codelet->cl.name;
+	const char *name = d->codelet ? d->codelet->cl.name : "(none)";
 
+	if (!d->codelet || (!d->args && d->args_size) || (!d->access && d->n_access))
+		return moe_fail(MOE_ERR_ARG, "task %s: codelet, args or access is NULL", name);
+	if (d->tag.part >= e->n_parts)
+		return moe_fail(MOE_ERR_ARG, "task %s: part %d of %d", name, d->tag.part, e->n_parts);
+	if (d->ticket && d->ticket->engine != e)
+		return moe_fail(MOE_ERR_ARG, "task %s: ticket of another engine", name);
 	if (d->n_access < 0 || d->n_access > MOE_MAX_TASK_HANDLES)
 		return moe_fail(MOE_ERR_ARG, "task %s names %d tensors; at most %d are allowed", name,
 				d->n_access, MOE_MAX_TASK_HANDLES);
@@ -106,11 +112,9 @@ static enum moe_status check_access(struct moe_engine *e, const struct moe_task_
 
 static enum moe_status set_handles(struct starpu_task *t, const struct moe_task_desc *d)
 {
-	struct starpu_data_descr unused;
 	starpu_data_handle_t *handles = t->handles;
 	enum starpu_data_access_mode *modes = t->modes;
 
-	(void)unused;
 	t->nbuffers = d->n_access;
 	if (d->n_access > STARPU_NMAXBUFS) {
 		/* StarPU releases these with free() */
@@ -133,16 +137,14 @@ static enum moe_status set_handles(struct starpu_task *t, const struct moe_task_
 static enum moe_status track(struct moe_engine *e, const struct moe_task_desc *d, uint64_t id)
 {
 	struct moe_task_event event = { .id = id, .tag = d->tag };
-	uint64_t *deps = NULL;
-	int cap = 0;
-	enum moe_status st = MOE_OK;
+	uint64_t *deps;
+	enum moe_status st = moe_tracker_deps(d->access, d->n_access, &deps, &event.n_deps);
 
-	for (int i = 0; st == MOE_OK && i < d->n_access; i++)
-		st = moe_tracker_access(d->access[i].tensor, id, d->access[i].mode, &deps,
-					&event.n_deps, &cap);
 	event.deps = deps;
-	if (st == MOE_OK && e->observer.submitted)
+	if (st == MOE_OK) {
+		moe_tracker_commit(d->access, d->n_access, id);
 		e->observer.submitted(&event, e->observer.user);
+	}
 	moe_free(deps);
 	return st;
 }
@@ -182,7 +184,8 @@ enum moe_status moe_submit(struct moe_engine *e, const struct moe_task_desc *d)
 	enum moe_status st;
 	int rc;
 
-	MOE_ASSERT(e->submitting);
+	if (!e->submitting || !pthread_equal(e->submitter, pthread_self()))
+		return moe_fail(MOE_ERR_STATE, "a task is submitted outside moe_submit_begin and _end");
 	MOE_TRY(check_access(e, d));
 	r = make_record(e, d);
 	t = starpu_task_create();

@@ -5,12 +5,13 @@
  */
 #include "engine/internal.h"
 
-#include <stdio.h>
+#include <stdlib.h>
 
 enum moe_status moe_tensor_create(struct moe_engine *e, const char *name, size_t bytes, int part,
 				  struct moe_tensor **out)
 {
 	struct moe_tensor *t;
+	enum moe_status st;
 
 	*out = NULL;
 	MOE_TRY(moe_engine_check(e));
@@ -26,28 +27,37 @@ enum moe_status moe_tensor_create(struct moe_engine *e, const char *name, size_t
 	t->engine = e;
 	t->bytes = bytes;
 	t->part = part;
-	pthread_mutex_lock(&e->lock);
+	MOE_TRY_GOTO(moe_engine_lock(e), st, fail);
 	starpu_void_data_register(&t->handle);
 	t->id = ++e->next_tensor;
 	e->n_tensors++;
 	pthread_mutex_unlock(&e->lock);
 	*out = t;
 	return MOE_OK;
+fail:
+	moe_free(t->name);
+	moe_free(t);
+	return st;
 }
 
 void moe_tensor_destroy(struct moe_tensor *t)
 {
 	struct moe_engine *e;
+	bool locked;
 
 	if (!t)
 		return;
 	e = t->engine;
 	if (moe_engine_check(e) == MOE_OK) {
-		moe_engine_resume(e); /* unregistering blocks until the handle's tasks have run */
+		if (moe_engine_check_not_task("destroying a tensor") != MOE_OK)
+			return; /* StarPU would abort */
+		moe_engine_drain_begin(e); /* unregistering blocks until the handle's tasks have run */
 		starpu_data_unregister(t->handle);
-		pthread_mutex_lock(&e->lock);
+		moe_engine_drain_end(e);
+		locked = moe_engine_lock(e) == MOE_OK; /* or this thread has it already */
 		e->n_tensors--;
-		pthread_mutex_unlock(&e->lock);
+		if (locked)
+			pthread_mutex_unlock(&e->lock);
 	}
 	moe_free(t->readers);
 	moe_free(t->name);
@@ -59,23 +69,47 @@ void moe_tensor_set_initialised(struct moe_tensor *t)
 	t->initialised = true;
 }
 
-static enum moe_status push(uint64_t **list, int *n, int *cap, uint64_t id)
+static int by_id(const void *a, const void *b)
 {
+	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+	return (x > y) - (x < y);
+}
+
+/* Ascending, each once; how many are left. */
+static int unique(uint64_t *ids, int n)
+{
+	int kept = 0;
+
+	qsort(ids, (size_t)n, sizeof *ids, by_id);
+	for (int i = 0; i < n; i++)
+		if (!kept || ids[kept - 1] != ids[i])
+			ids[kept++] = ids[i];
+	return kept;
+}
+
+/* Forgets what an earlier observer's tasks did: they are over, and others may have run unseen. */
+static void renew(struct moe_tensor *t)
+{
+	if (t->observed == t->engine->observed)
+		return;
+	t->observed = t->engine->observed;
+	t->last_writer = 0;
+	t->n_readers = 0;
+}
+
+static enum moe_status reserve_reader(struct moe_tensor *t)
+{
+	int want = t->cap_readers ? 2 * t->cap_readers : 8;
 	uint64_t *grown;
 
-	for (int i = 0; i < *n; i++)
-		if ((*list)[i] == id)
-			return MOE_OK;
-	if (*n == *cap) {
-		int want = *cap ? 2 * *cap : 8;
-
-		grown = moe_realloc(*list, (size_t)want, sizeof **list);
-		if (!grown)
-			return moe_fail(MOE_ERR_NOMEM, "no memory for the dependency tracker");
-		*list = grown;
-		*cap = want;
-	}
-	(*list)[(*n)++] = id;
+	if (t->n_readers < t->cap_readers)
+		return MOE_OK;
+	grown = moe_realloc(t->readers, (size_t)want, sizeof *grown);
+	if (!grown)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for the dependency tracker");
+	t->readers = grown;
+	t->cap_readers = want;
 	return MOE_OK;
 }
 
@@ -83,19 +117,50 @@ static enum moe_status push(uint64_t **list, int *n, int *cap, uint64_t id)
  * What StarPU infers from sequential data access: a reader waits for the last writer; a writer
  * waits for the readers since, or for the last writer if there were none.
  */
-enum moe_status moe_tracker_access(struct moe_tensor *t, uint64_t task, enum moe_mode mode,
-				   uint64_t **deps, int *n_deps, int *cap_deps)
+static int tensor_deps(const struct moe_tensor *t, enum moe_mode mode, uint64_t *deps)
 {
-	if (mode == MOE_R) {
-		if (t->last_writer)
-			MOE_TRY(push(deps, n_deps, cap_deps, t->last_writer));
-		return push(&t->readers, &t->n_readers, &t->cap_readers, task);
+	if (mode != MOE_R && t->n_readers) {
+		memcpy(deps, t->readers, (size_t)t->n_readers * sizeof *deps);
+		return t->n_readers;
 	}
-	for (int i = 0; i < t->n_readers; i++)
-		MOE_TRY(push(deps, n_deps, cap_deps, t->readers[i]));
-	if (!t->n_readers && t->last_writer)
-		MOE_TRY(push(deps, n_deps, cap_deps, t->last_writer));
-	t->last_writer = task;
-	t->n_readers = 0;
+	if (!t->last_writer)
+		return 0;
+	*deps = t->last_writer;
+	return 1;
+}
+
+enum moe_status moe_tracker_deps(const struct moe_access *access, int n, uint64_t **deps,
+				 int *n_deps)
+{
+	size_t most = 0;
+	int count = 0;
+
+	*deps = NULL;
+	*n_deps = 0;
+	for (int i = 0; i < n; i++) {
+		renew(access[i].tensor);
+		most += (size_t)MOE_MAX(access[i].tensor->n_readers, 1);
+		MOE_TRY(reserve_reader(access[i].tensor));
+	}
+	*deps = moe_alloc(most, sizeof **deps);
+	if (!*deps)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for the dependency tracker");
+	for (int i = 0; i < n; i++)
+		count += tensor_deps(access[i].tensor, access[i].mode, *deps + count);
+	*n_deps = unique(*deps, count);
 	return MOE_OK;
+}
+
+void moe_tracker_commit(const struct moe_access *access, int n, uint64_t task)
+{
+	for (int i = 0; i < n; i++) {
+		struct moe_tensor *t = access[i].tensor;
+
+		if (access[i].mode == MOE_R) {
+			t->readers[t->n_readers++] = task;
+			continue;
+		}
+		t->last_writer = task;
+		t->n_readers = 0;
+	}
 }

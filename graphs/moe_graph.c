@@ -116,9 +116,12 @@ enum moe_status moe_graph_moe_forward(const struct moe_context *c, struct moe_mo
 {
 	struct moe_slot_tensors *s = p->st;
 
-	p->state->x = x->data;
+	/* written only where it changes: tasks of the last pass may still read it */
+	if (p->state->x != x->data)
+		p->state->x = x->data;
 	if (p->ffn) {
-		p->ffn_state->x = x->data;
+		if (p->ffn_state->x != x->data)
+			p->ffn_state->x = x->data;
 		moe_stream_resize(&s->shared, x->T);
 	}
 	MOE_TRY(submit_route(c, p, x));
@@ -262,7 +265,8 @@ enum moe_status moe_graph_moe_backward(const struct moe_context *c, struct moe_m
 {
 	struct moe_slot_tensors *s = p->st;
 
-	p->state->grad_out = grad_out->data;
+	if (p->state->grad_out != grad_out->data)
+		p->state->grad_out = grad_out->data;
 	MOE_TRY(moe_join_submit(c, &s->grad_out[p->ring], grad_out->block, grad_out->n_blocks,
 				s->scratch));
 	MOE_TRY(submit_shared_bwd(c, p, grad_out, first));

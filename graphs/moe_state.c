@@ -56,13 +56,14 @@ static void weights_alloc(struct moe_engine *e, struct moe_experts *l, int p, en
 {
 	struct moe_experts_part *part = &l->part[p];
 	size_t up = matrix_bytes(dtype, part->I, l->H), down = matrix_bytes(dtype, l->H, part->I);
-	char *base = take(e, (size_t)l->E * (2 * up + down), p, "weights", st);
+	char *base;
 
 	part->gate = moe_calloc((size_t)l->E * 3, sizeof *part->gate);
 	if (!part->gate) {
 		*st = moe_fail(MOE_ERR_NOMEM, "no memory for a layer");
 		return;
 	}
+	base = take(e, (size_t)l->E * (2 * up + down), p, "weights", st);
 	part->up = part->gate + l->E;
 	part->down = part->up + l->E;
 	for (int i = 0; base && i < l->E; i++, base += 2 * up + down) {
@@ -148,6 +149,7 @@ void moe_experts_free(struct moe_engine *e, struct moe_experts *l)
 	moe_memory_free(e, l->grad_router);
 	moe_memory_free(e, l->router_weight.data);
 	moe_free(l->group_first);
+	moe_free(l->tokens_seen);
 	memset(l, 0, sizeof *l);
 }
 

@@ -16,6 +16,8 @@ struct moe_cut moe_cut_choose(const struct moe_experts *l, int T, int W, int sli
 	/* never slices below about 0.5 ms of reference-path work */
 	while (want > 1 && (double)rows / MOE_MAX(l->G, 1) * l->H * l->I / l->P * 8e-5 / want < 500)
 		want--;
+	/* lora_grad and update name all slices of a group, next to a few other tensors */
+	chunks_i = MOE_MIN(chunks_i, MOE_MAX(1, (MOE_MAX_TASK_HANDLES - 8) / l->P));
 	return (struct moe_cut){
 		.slices_i = MOE_MIN(slices_i ? slices_i : want, chunks_i),
 		.slices_h = MOE_MIN(slices_h ? slices_h : want, chunks_h),

@@ -124,6 +124,7 @@ struct moe_engine_info {
 	int64_t handles;		/* registered now */
 	int64_t tasks;			/* submitted since open */
 	int64_t remote_tasks;		/* run outside their part's workers */
+	double busy_seconds;		/* of all workers together, in tasks, since open */
 	int pauses;			/* times the idle workers were put to sleep */
 };
 
@@ -267,6 +268,153 @@ MOE_API enum moe_status moe_block_backward_async(struct moe_block *block, const 
 MOE_API enum moe_status moe_block_update(struct moe_block *block, const struct moe_adamw_params *params);
 MOE_API enum moe_status moe_block_zero_gradients(struct moe_block *block);
 MOE_API enum moe_status moe_block_wait(struct moe_block *block);
+
+/* ---------------------------------------------------------------- model */
+
+/*
+ * A decoder from a checkpoint directory (config.json, safetensors) with a LoRA adapter on top. Calls
+ * on one model are ordered by the caller; two threads in one model: MOE_ERR_BUSY.
+ */
+struct moe_model;
+
+/* Called while a model loads, in the thread that opens it. */
+typedef void (*moe_progress_fn)(const char *what, int64_t done, int64_t total, void *user);
+
+struct moe_model_params {
+	size_t struct_size;
+	const char *dir;	  /* required */
+	const char *adapter;	  /* PEFT directory to start from: gives targets, ranks and alphas, or NULL */
+	int max_tokens;		  /* of a micro-batch; 0: 512 */
+	int slots;		  /* micro-batches in flight; 0: 2, or 1 for inference */
+	int inference_only;	  /* no gradients, no moments, activations of two layers */
+	int lora_rank;		  /* of attention; 0: 16, without an adapter no LoRA for inference */
+	int expert_rank;	  /* 0: lora_rank */
+	double lora_alpha;	  /* 0: 2 lora_rank, and 2 expert_rank for experts */
+	const char *lora_targets; /* comma-separated; NULL: "experts,q_proj,k_proj,v_proj,o_proj" */
+	int share_a;		  /* gate and up of an expert share their A */
+	int rslora;		  /* scale is alpha / sqrt(rank) */
+	uint64_t seed;		  /* of the initial A: uniform in +-1/sqrt(in) as in PEFT; B is 0 */
+	double aux_coef;	  /* of the load-balancing loss of every MoE layer and micro-batch */
+	int64_t memory_limit;	  /* bytes; 0: what the machine has available */
+	int skip_value_check;	  /* do not look for NaN and Inf in the weights */
+	moe_progress_fn progress;
+	void *user;
+};
+
+struct moe_model_info {
+	size_t struct_size;
+	const char *arch; /* config.json's model_type; lives as long as the model */
+	int64_t vocab, hidden, max_positions;
+	int layers, moe_layers, experts, experts_per_token, moe_intermediate;
+	int max_tokens, slots, lowest_trained_layer; /* = layers: nothing is trained */
+	int64_t params, active_params, trainable_params;
+	/* by group */
+	int64_t embed_params, norm_params, attention_params, dense_params, router_params,
+		shared_params, expert_params;
+	int64_t attention_lora_params, expert_lora_params;
+	int lora_rank, expert_rank;
+	int64_t eos_ids[8];
+	int n_eos;
+	int64_t non_finite; /* NaN and Inf among the weights */
+	int64_t weight_bytes, lora_bytes, activation_bytes; /* allocated; lora: with gradients and moments */
+	int64_t handles; /* of the runtime, in use by the engine */
+	double load_seconds;
+};
+
+MOE_API enum moe_status moe_model_open(struct moe_engine *engine, const struct moe_model_params *params,
+				       struct moe_model **out);
+/* Waits for its tasks. */
+MOE_API void moe_model_close(struct moe_model *model);
+MOE_API enum moe_status moe_model_get_info(struct moe_model *model, struct moe_model_info *info);
+/* Replaces the LoRA's values; targets and ranks must be the model's. Moments are cleared. */
+MOE_API enum moe_status moe_model_load_adapter(struct moe_model *model, const char *dir);
+/* Writes PEFT's form into dir. */
+MOE_API enum moe_status moe_model_save_adapter(struct moe_model *model, const char *dir);
+/*
+ * One document of n ids: logits of tokens row[0..n_rows) (ascending; NULL: the last token, n_rows 1)
+ * into out [n_rows, vocab] F32, contiguous.
+ */
+MOE_API enum moe_status moe_model_logits(struct moe_model *model, const int32_t *ids, int64_t n,
+					 const int32_t *row, int64_t n_rows, const struct moe_array *out);
+/*
+ * Losses of documents ids[offsets[d]..offsets[d + 1]) with labels as in token files: labels[i] is for
+ * token i, negative: not trained; NULL: every token but a document's first. loss [n_docs]: sums of
+ * -log p; count [n_docs]: predictions (or NULL). Documents are packed; they do not see each other.
+ */
+MOE_API enum moe_status moe_model_loss(struct moe_model *model, const int32_t *ids, const int32_t *labels,
+				       const int64_t *offsets, int64_t n_docs, double *loss, int64_t *count);
+
+/* ---------------------------------------------------------------- trainer */
+
+/*
+ * Fine-tunes a model's adapter on token files (made by python -m moesaic.data) and keeps the output
+ * directory: trainer_log.jsonl, trainer_state.json, training_loss.svg, checkpoint-N/, and at the end the
+ * adapter. A step is submitted whole; the next one is submitted while it runs.
+ */
+struct moe_trainer_params {
+	size_t struct_size;
+	const char *data;	/* token file; required */
+	const char *eval_data;	/* token file or NULL */
+	const char *output_dir; /* created; required */
+	const char *resume;	/* a checkpoint directory, "" = the newest in output_dir, NULL = none */
+	int overwrite;		/* an output directory that already has results may be used */
+	double learning_rate;	/* 0: 1e-4 */
+	const char *schedule;	/* "cosine" (default), "linear", "constant", "constant_with_warmup" */
+	double warmup_ratio, weight_decay, beta1, beta2, eps; /* betas and eps 0: .9, .999, 1e-8 */
+	double max_grad_norm;	/* 0: no clipping */
+	int batch_size;		/* packs per micro-batch; 0: as many as fit batch_tokens */
+	int batch_tokens;	/* 0: the model's max_tokens */
+	int accumulation;	/* micro-batches per step; 0: 1 */
+	double epochs;		/* 0: 3 */
+	int64_t max_steps;	/* 0: by epochs */
+	int keep_order;		/* packs in file order instead of shuffled by seed and epoch */
+	uint64_t seed;
+	int logging_steps, eval_steps, save_steps, save_total_limit; /* 0: 1, each epoch, never, 2 */
+	double max_hours;	/* 0: no limit */
+	int skip_non_finite;	/* skip the update instead of stopping with MOE_ERR_DIVERGED */
+	int sequential;		/* wait for each step before submitting the next */
+};
+
+enum moe_train_event_type { MOE_TRAIN_STEP, MOE_TRAIN_EVAL, MOE_TRAIN_SAVED, MOE_TRAIN_WARNING };
+
+struct moe_train_event {
+	enum moe_train_event_type type;
+	int64_t step, total_steps; /* 1-based */
+	double epoch, loss, eval_loss, learning_rate, grad_norm, grad_norm_experts;
+	int64_t tokens, trained_tokens; /* of the step */
+	double tokens_per_s, rss_gib, eta_s, idle_share;
+	const char *text; /* path of what was saved, or a warning */
+};
+/* Called in the training thread. Nonzero: save and stop with MOE_ERR_INTERRUPTED. */
+typedef int (*moe_train_fn)(const struct moe_train_event *event, void *user);
+
+struct moe_train_result {
+	size_t struct_size;
+	int64_t steps, tokens, trained_tokens;
+	double seconds;		   /* in steps, without evaluation and saving */
+	double first_loss, last_loss, eval_loss; /* eval_loss NaN without evaluation */
+	double peak_rss_gib;
+	int64_t adapted_experts, experts_without_gradient; /* over all layers */
+};
+
+MOE_API enum moe_status moe_train(struct moe_model *model, const struct moe_trainer_params *params,
+				  moe_train_fn fn, void *user, struct moe_train_result *result);
+/* Tokens that each expert of a layer saw in the last moe_train; counts [E]. MOE_ERR_ARG: no MoE layer. */
+MOE_API enum moe_status moe_train_expert_tokens(struct moe_model *model, int layer, int64_t *counts, int n);
+
+/* Mean loss over a token file: sum of -log p over its trained tokens. */
+struct moe_eval_result {
+	size_t struct_size;
+	double loss;
+	int64_t tokens;
+	/* per document in file order; freed by moe_eval_result_free */
+	double *doc_loss;
+	int64_t *doc_tokens;
+	int64_t n_docs;
+};
+MOE_API enum moe_status moe_evaluate(struct moe_model *model, const char *token_file,
+				     struct moe_eval_result *result);
+MOE_API void moe_eval_result_free(struct moe_eval_result *result);
 
 #ifdef __cplusplus
 }

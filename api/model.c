@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Opening and closing a model. */
+#include "api/model.h"
+
+#include "codelets/ffn_bwd.h"
+#include "model/adapters/peft.h"
+
+enum moe_status moe_model_enter(struct moe_model *m)
+{
+	if (!m)
+		return moe_fail(MOE_ERR_ARG, "model is NULL");
+	MOE_TRY(moe_engine_check(m->engine));
+	if (atomic_flag_test_and_set(&m->busy))
+		return moe_fail(MOE_ERR_BUSY, "another thread is in this model");
+	return MOE_OK;
+}
+
+void moe_model_leave(struct moe_model *m)
+{
+	atomic_flag_clear(&m->busy);
+}
+
+static enum moe_status take_params(struct moe_model *m, const struct moe_model_params *p)
+{
+	if (!p || p->struct_size < sizeof *p)
+		return moe_fail(MOE_ERR_ARG, "model params: struct_size is not set");
+	if (!p->dir)
+		return moe_fail(MOE_ERR_ARG, "model params: dir is NULL");
+	if (p->max_tokens < 0 || p->slots < 0 || p->slots > MOE_MODEL_SLOTS || p->lora_rank < 0 ||
+	    p->expert_rank < 0 || p->lora_alpha < 0)
+		return moe_fail(MOE_ERR_ARG,
+				"model params: max_tokens %d, slots %d (at most %d), lora_rank %d, "
+				"expert_rank %d, lora_alpha %g", p->max_tokens, p->slots,
+				MOE_MODEL_SLOTS, p->lora_rank, p->expert_rank, p->lora_alpha);
+	m->params = *p;
+	m->params.dir = moe_strdup(p->dir);
+	m->params.adapter = NULL;
+	m->params.lora_targets = NULL;
+	if (!m->params.dir)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for a model");
+	if (!p->max_tokens)
+		m->params.max_tokens = 512;
+	if (!p->slots)
+		m->params.slots = p->inference_only ? 1 : 2;
+	return MOE_OK;
+}
+
+static enum moe_status reserve_scratch(struct moe_model *m)
+{
+	const struct moe_decoder *d = &m->decoder;
+	size_t scratch = moe_decoder_scratch(d);
+
+	for (int i = 0; i < d->n_layers; i++) {
+		const struct moe_decoder_layer *l = &d->layers[i];
+
+		if (l->ffn)
+			scratch = MOE_MAX(scratch, moe_ffn_scratch(l->ffn));
+		if (l->experts)
+			scratch = MOE_MAX(scratch,
+					  moe_experts_worker_scratch(l->experts,
+								     m->params.max_tokens));
+	}
+	return moe_engine_reserve_scratch(m->engine, scratch);
+}
+
+static enum moe_status make_slots(struct moe_model *m)
+{
+	for (; m->n_slots < m->params.slots; m->n_slots++)
+		MOE_TRY(moe_decoder_slot_create(m->engine, &m->decoder, &m->tensors,
+						m->params.max_tokens, &m->slot[m->n_slots]));
+	return MOE_OK;
+}
+
+/* Tensors, worker scratch, slots. */
+static enum moe_status make_runtime(struct moe_model *m)
+{
+	struct moe_decoder *d = &m->decoder;
+	struct moe_cut cut = { 1, 1, 1 };
+
+	for (int i = 0; i < d->n_layers; i++)
+		if (d->layers[i].experts)
+			cut = moe_cut_choose(d->layers[i].experts, m->params.max_tokens,
+					     moe_engine_workers(m->engine), 0, 0);
+	MOE_TRY(moe_decoder_tensors_create(m->engine, d, &cut, &m->tensors));
+	MOE_TRY(moe_ticket_create(m->engine, &m->ticket));
+	MOE_TRY(reserve_scratch(m));
+	return make_slots(m);
+}
+
+enum moe_status moe_model_reserve(struct moe_model *m, int T, int slots)
+{
+	int positions = (int)MOE_MIN((int64_t)T, m->arch.max_positions);
+
+	if (T < 1 || slots < 1 || slots > MOE_MODEL_SLOTS)
+		return moe_fail(MOE_ERR_ARG, "%d slots of %d tokens; at most %d slots", slots, T,
+				MOE_MODEL_SLOTS);
+	if (T <= m->params.max_tokens && slots <= m->n_slots)
+		return MOE_OK;
+	MOE_TRY(moe_engine_wait(m->engine));
+	if (T > m->params.max_tokens) {
+		for (; m->n_slots; m->n_slots--)
+			moe_decoder_slot_destroy(&m->slot[m->n_slots - 1]);
+		m->params.max_tokens = T;
+		MOE_TRY(reserve_scratch(m));
+	}
+	if (positions > m->decoder.positions) {
+		m->decoder.positions = positions;
+		MOE_TRY(moe_model_make_rope(m));
+	}
+	m->params.slots = MOE_MAX(m->params.slots, slots);
+	return make_slots(m);
+}
+
+static enum moe_status load(struct moe_model *m, const char *adapter_dir, const char *targets)
+{
+	struct moe_safetensors *st = NULL;
+	struct moe_adapter *adapter = NULL;
+	enum moe_status status = MOE_OK;
+
+	m->params.lora_targets = targets;
+	MOE_TRY(moe_arch_load(m->params.dir, &m->arch));
+	if (adapter_dir)
+		MOE_TRY_GOTO(moe_peft_read(adapter_dir, &adapter), status, out);
+	MOE_TRY_GOTO(moe_model_plan_lora(m, adapter), status, out);
+	m->params.lora_targets = NULL;
+	MOE_TRY_GOTO(moe_safetensors_open(m->params.dir, &st), status, out);
+	MOE_TRY_GOTO(moe_model_shape(m), status, out);
+	MOE_TRY_GOTO(moe_model_check_memory(m, st), status, out);
+	MOE_TRY_GOTO(moe_model_load_weights(m, st), status, out);
+	MOE_TRY_GOTO(moe_model_init_lora(m), status, out);
+	if (adapter)
+		MOE_TRY_GOTO(moe_model_set_adapter(m, adapter), status, out);
+	status = make_runtime(m);
+out:
+	moe_adapter_free(adapter);
+	moe_safetensors_close(st);
+	return status;
+}
+
+enum moe_status moe_model_open(struct moe_engine *engine, const struct moe_model_params *params,
+			       struct moe_model **out)
+{
+	struct moe_model *m;
+	enum moe_status st;
+	double start = moe_now();
+
+	if (!out)
+		return moe_fail(MOE_ERR_ARG, "out is NULL");
+	*out = NULL;
+	MOE_TRY(moe_engine_check(engine));
+	MOE_TRY(moe_kernels_select(NULL));
+	m = moe_calloc(1, sizeof *m);
+	if (!m)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for a model");
+	m->engine = engine;
+	MOE_TRY_GOTO(take_params(m, params), st, fail);
+	MOE_TRY_GOTO(load(m, params->adapter, params->lora_targets), st, fail);
+	m->load_seconds = moe_now() - start;
+	*out = m;
+	return MOE_OK;
+fail:
+	moe_model_close(m);
+	return st;
+}
+
+void moe_model_close(struct moe_model *m)
+{
+	if (!m)
+		return;
+	if (moe_engine_check(m->engine) == MOE_OK) {
+		/* whoever submitted: no task may be left that uses the buffers */
+		moe_engine_wait(m->engine);
+		for (int i = 0; i < MOE_MODEL_SLOTS; i++)
+			moe_decoder_slot_destroy(&m->slot[i]);
+		moe_decoder_tensors_destroy(m->engine, &m->tensors);
+		moe_model_free_decoder(m);
+		moe_ticket_destroy(m->ticket);
+	}
+	moe_free((void *)m->params.dir);
+	moe_free(m);
+}
+
+static void count_lora(const struct moe_model *m, struct moe_model_info *info)
+{
+	for (int i = 0; i < m->decoder.n_layers; i++) {
+		const struct moe_decoder_layer *l = &m->decoder.layers[i];
+		const struct moe_experts *e = l->experts;
+
+		for (int j = 0; j < MOE_ATTN_LINEARS; j++)
+			info->attention_lora_params +=
+				l->linear[j].lora_a.piece + l->linear[j].lora_b.piece;
+		if (e)
+			info->expert_lora_params +=
+				(int64_t)e->E * ((int64_t)(e->ra + e->r) * e->H +
+						 3 * (int64_t)e->r * e->I);
+	}
+	if (!m->params.inference_only)
+		info->trainable_params = info->attention_lora_params + info->expert_lora_params;
+}
+
+enum moe_status moe_model_get_info(struct moe_model *m, struct moe_model_info *info)
+{
+	const struct moe_arch *a;
+	struct moe_param_count count;
+	struct moe_engine_info engine = { .struct_size = sizeof engine };
+
+	if (!m || !info || info->struct_size < sizeof *info)
+		return moe_fail(MOE_ERR_ARG, "model info: struct_size is not set");
+	MOE_TRY(moe_engine_get_info(m->engine, &engine));
+	a = &m->arch;
+	moe_arch_count_params(a, &count);
+	*info = (struct moe_model_info){
+		.struct_size = sizeof *info,
+		.arch = a->name,
+		.vocab = a->vocab,
+		.hidden = a->hidden,
+		.max_positions = a->max_positions,
+		.layers = a->n_layers,
+		.moe_layers = moe_arch_moe_layers(a),
+		.experts = a->n_experts,
+		.experts_per_token = a->top_k,
+		.moe_intermediate = (int)a->moe_intermediate,
+		.max_tokens = m->params.max_tokens,
+		.slots = m->n_slots,
+		.lowest_trained_layer = m->tensors.lowest,
+		.params = count.total,
+		.active_params = count.active,
+		.embed_params = count.groups[MOE_PARAMS_EMBED],
+		.norm_params = count.groups[MOE_PARAMS_NORM],
+		.attention_params = count.groups[MOE_PARAMS_ATTENTION],
+		.dense_params = count.groups[MOE_PARAMS_DENSE],
+		.router_params = count.groups[MOE_PARAMS_ROUTER],
+		.shared_params = count.groups[MOE_PARAMS_SHARED],
+		.expert_params = count.groups[MOE_PARAMS_EXPERTS],
+		.expert_rank = m->lora.rank[MOE_ADAPTER_EXPERTS],
+		.n_eos = a->n_eos,
+		.non_finite = m->non_finite,
+		.weight_bytes = (int64_t)moe_memory_bytes(m->engine, "weights", -1),
+		.lora_bytes = (int64_t)(moe_memory_bytes(m->engine, "lora", -1) +
+					moe_memory_bytes(m->engine, "gradients", -1) +
+					moe_memory_bytes(m->engine, "moments", -1)),
+		.activation_bytes = (int64_t)moe_memory_bytes(m->engine, "activations", -1),
+		.handles = engine.handles,
+		.load_seconds = m->load_seconds,
+	};
+	for (int j = MOE_ADAPTER_Q; j <= MOE_ADAPTER_O; j++)
+		info->lora_rank = MOE_MAX(info->lora_rank, m->lora.rank[j]);
+	for (int i = 0; i < a->n_eos && i < 8; i++)
+		info->eos_ids[i] = a->eos_ids[i];
+	count_lora(m, info);
+	return MOE_OK;
+}

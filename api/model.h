@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The model object: architecture, decoder with its LoRA, tensors, slots. Private to api/; whoever
+ * submits passes (trainer, evaluation, generation) holds the model with moe_model_enter.
+ */
+#ifndef MOE_API_MODEL_H
+#define MOE_API_MODEL_H
+
+#include "graphs/decoder.h"
+#include "model/adapters/adapter.h"
+#include "model/arch.h"
+#include "model/readers/safetensors.h"
+
+#include <stdatomic.h>
+
+#define MOE_MODEL_SLOTS 16
+
+/* LoRA as asked for. rank 0: the target is not adapted. */
+struct moe_lora_plan {
+	int rank[MOE_ADAPTER_TARGETS]; /* attention in order q, k, v, o; experts */
+	double alpha[MOE_ADAPTER_TARGETS];
+	bool share_a, rslora;
+};
+
+struct moe_model {
+	struct moe_engine *engine;
+	struct moe_model_params params; /* dir and adapter owned; defaults filled in */
+	struct moe_arch arch;
+	struct moe_lora_plan lora;
+	struct moe_decoder decoder;
+	struct moe_decoder_tensors tensors;
+	struct moe_decoder_slot slot[MOE_MODEL_SLOTS];
+	int n_slots;
+	struct moe_ticket *ticket; /* of evaluation and logits */
+	atomic_flag busy;
+	int64_t non_finite;
+	double load_seconds;
+};
+
+enum moe_status moe_model_enter(struct moe_model *m);
+void moe_model_leave(struct moe_model *m);
+struct moe_decoder_pass moe_model_pass(struct moe_model *m, int slot, const struct moe_batch *batch);
+
+/*
+ * At least `slots` slots for at least T tokens; replaces them (and waits) only where they are
+ * smaller. Documents may then have up to min(T, max_positions) tokens. Called by whoever is inside.
+ */
+enum moe_status moe_model_reserve(struct moe_model *m, int T, int slots);
+/* moe_model_save_adapter for whoever is inside. Waits. */
+enum moe_status moe_model_write_adapter(struct moe_model *m, const char *dir);
+
+/* ---- between api/model*.c ---- */
+
+/* Targets, ranks and alphas from the parameters or the adapter (may be NULL). */
+enum moe_status moe_model_plan_lora(struct moe_model *m, const struct moe_adapter *adapter);
+/* The decoder's shape without memory for weights; then refuses what cannot fit. */
+enum moe_status moe_model_shape(struct moe_model *m);
+enum moe_status moe_model_check_memory(struct moe_model *m, const struct moe_safetensors *st);
+void moe_model_free_decoder(struct moe_model *m);
+/* Weights from the checkpoint, LoRA initialised. */
+enum moe_status moe_model_make_rope(struct moe_model *m);
+enum moe_status moe_model_load_weights(struct moe_model *m, const struct moe_safetensors *st);
+enum moe_status moe_model_init_lora(struct moe_model *m);
+enum moe_status moe_model_set_adapter(struct moe_model *m, const struct moe_adapter *adapter);
+/* The tensor of a role, whichever name it has. Absent: MOE_ERR_FORMAT naming it. */
+enum moe_status moe_model_find(const struct moe_model *m, const struct moe_safetensors *st,
+			       enum moe_role role, int layer, int expert,
+			       const struct moe_st_tensor **out);
+bool moe_model_has(const struct moe_model *m, const struct moe_safetensors *st, enum moe_role role,
+		   int layer, int expert);
+
+/* Arrays of a micro-batch made from documents; owned. */
+struct moe_model_batch {
+	struct moe_batch batch;
+	int capacity;
+	int32_t *ids, *position, *doc_start, *label, *row, *doc_first;
+};
+enum moe_status moe_model_batch_create(int capacity, struct moe_model_batch *b);
+void moe_model_batch_free(struct moe_model_batch *b);
+void moe_model_batch_clear(struct moe_model_batch *b);
+/* Appends a document; labels as in token files, NULL: all. It must fit. */
+void moe_model_batch_add(struct moe_model_batch *b, const int32_t *ids, const int32_t *labels,
+			 int n);
+
+#endif

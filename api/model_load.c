@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Weights of a checkpoint, packed by the kernel table from the mapped files. */
+#include "api/model.h"
+
+#include "codelets/rope_table.h"
+
+#include <stdio.h>
+
+struct loader {
+	struct moe_model *m;
+	const struct moe_safetensors *st;
+	int64_t done, total; /* tensors */
+};
+
+bool moe_model_has(const struct moe_model *m, const struct moe_safetensors *st, enum moe_role role,
+		   int layer, int expert)
+{
+	char name[MOE_TENSOR_NAME_MAX];
+
+	for (int v = 0; moe_arch_tensor_name(&m->arch, role, layer, expert, v, name); v++)
+		if (moe_safetensors_find(st, name))
+			return true;
+	return false;
+}
+
+enum moe_status moe_model_find(const struct moe_model *m, const struct moe_safetensors *st,
+			       enum moe_role role, int layer, int expert,
+			       const struct moe_st_tensor **out)
+{
+	char name[MOE_TENSOR_NAME_MAX];
+	int64_t shape[MOE_MAX_NDIM];
+	int ndim = moe_arch_tensor_shape(&m->arch, role, layer, shape);
+
+	for (int v = 0; moe_arch_tensor_name(&m->arch, role, layer, expert, v, name); v++)
+		if (moe_safetensors_find(st, name))
+			break;
+		else if (!moe_arch_tensor_name(&m->arch, role, layer, expert, v + 1, name)) {
+			/* none: the error names the first variant */
+			moe_arch_tensor_name(&m->arch, role, layer, expert, 0, name);
+			break;
+		}
+	MOE_TRY(moe_safetensors_get(st, name, ndim, shape, out));
+	if ((*out)->dtype > MOE_F64)
+		return moe_fail(MOE_ERR_UNSUPPORTED, "%s has dtype %s; F32, BF16, F16 and F64 can be "
+				"loaded", name, (*out)->dtype_text);
+	return MOE_OK;
+}
+
+/* Elements whose exponent is all ones. */
+static int64_t count_non_finite(const struct moe_st_tensor *t)
+{
+	const unsigned char *p = t->data;
+	size_t size = moe_dtype_size(t->dtype), n = t->bytes / size;
+	uint16_t mask = t->dtype == MOE_F16 ? 0x7c00 : t->dtype == MOE_F64 ? 0x7ff0 : 0x7f80;
+	int64_t count = 0;
+
+	for (size_t i = 0; i < n; i++) {
+		uint16_t top;
+
+		memcpy(&top, p + i * size + size - 2, sizeof top);
+		count += (top & mask) == mask;
+	}
+	return count;
+}
+
+/* Finds a tensor, looks at its values and reports progress. */
+static enum moe_status next(struct loader *l, enum moe_role role, int layer, int expert,
+			    const struct moe_st_tensor **out)
+{
+	struct moe_model *m = l->m;
+	int64_t bad;
+
+	MOE_TRY(moe_model_find(m, l->st, role, layer, expert, out));
+	bad = m->params.skip_value_check ? 0 : count_non_finite(*out);
+	m->non_finite += bad;
+	if (bad)
+		moe_log(MOE_LOG_WARNING, "%s has %lld values that are NaN or Inf", (*out)->name,
+			(long long)bad);
+	l->done++;
+	if (m->params.progress)
+		m->params.progress((*out)->name, l->done, l->total, m->params.user);
+	return MOE_OK;
+}
+
+static void *take(struct moe_model *m, size_t bytes, int part, const char *purpose)
+{
+	void *p = moe_memory_alloc(m->engine, bytes, part, purpose);
+
+	if (!p)
+		moe_fail(MOE_ERR_NOMEM, "no memory for %zu bytes of %s", bytes, purpose);
+	return p;
+}
+
+/* A vector in f32; NULL where the model has none. */
+static enum moe_status load_vector(struct loader *l, enum moe_role role, int layer, float **out)
+{
+	const struct moe_st_tensor *t;
+	int64_t shape[MOE_MAX_NDIM];
+	int ndim = moe_arch_tensor_shape(&l->m->arch, role, layer, shape);
+	int64_t n = ndim ? moe_shape_count(ndim, shape) : 0;
+
+	if (!ndim)
+		return MOE_OK;
+	MOE_TRY(next(l, role, layer, -1, &t));
+	if (!*out)
+		*out = take(l->m, (size_t)n * sizeof **out, -1, "weights");
+	if (!*out)
+		return MOE_ERR_NOMEM;
+	moe_to_f32(*out, t->data, t->dtype, (size_t)n);
+	return MOE_OK;
+}
+
+/* Rows of a [*, k] tensor, packed on a part. */
+static enum moe_status pack(struct moe_model *m, const void *src, enum moe_dtype dtype, int64_t n,
+			    int64_t k, int part, struct moe_weight *w)
+{
+	if (!w->data)
+		w->data = take(m, moe_kernels()->weight_bytes(dtype, n, k), part, "weights");
+	if (!w->data)
+		return MOE_ERR_NOMEM;
+	moe_kernels()->weight_pack(w, src, dtype, n, k, k);
+	return MOE_OK;
+}
+
+static enum moe_status load_weight(struct loader *l, enum moe_role role, int layer,
+				   struct moe_weight *w)
+{
+	const struct moe_st_tensor *t;
+
+	MOE_TRY(next(l, role, layer, -1, &t));
+	/* whole layers are dealt out to the parts: a token block reads all of a layer's weights */
+	return pack(l->m, t->data, t->dtype, t->shape[0], t->shape[1],
+		    MOE_MAX(layer, 0) % moe_engine_parts(l->m->engine), w);
+}
+
+static enum moe_status load_vocab(struct loader *l, enum moe_role role, struct moe_vocab *v)
+{
+	const struct moe_st_tensor *t;
+	size_t row;
+
+	MOE_TRY(next(l, role, -1, -1, &t));
+	row = (size_t)t->shape[1] * moe_dtype_size(t->dtype);
+	for (int c = 0; c < v->n_chunks; c++) {
+		int64_t v0 = (int64_t)c * MOE_VOCAB_CHUNK;
+
+		MOE_TRY(pack(l->m, (const char *)t->data + (size_t)v0 * row, t->dtype,
+			     MOE_MIN((int64_t)MOE_VOCAB_CHUNK, t->shape[0] - v0), t->shape[1],
+			     c % moe_engine_parts(l->m->engine), &v->chunk[c]));
+	}
+	return MOE_OK;
+}
+
+static enum moe_status load_ffn(struct loader *l, const enum moe_role role[3], int layer,
+				struct moe_ffn *f)
+{
+	MOE_TRY(load_weight(l, role[0], layer, &f->gate));
+	MOE_TRY(load_weight(l, role[1], layer, &f->up));
+	return load_weight(l, role[2], layer, &f->down);
+}
+
+/* fused: gate rows, then up rows of each expert in one tensor */
+static enum moe_status load_fused(struct loader *l, int layer, struct moe_experts *e)
+{
+	const struct moe_st_tensor *gu, *down;
+	size_t n = (size_t)e->I * (size_t)e->H;
+
+	MOE_TRY(next(l, MOE_ROLE_EXPERTS_GATE_UP, layer, -1, &gu));
+	MOE_TRY(next(l, MOE_ROLE_EXPERTS_DOWN, layer, -1, &down));
+	if (gu->dtype != down->dtype)
+		return moe_fail(MOE_ERR_UNSUPPORTED, "%s is %s, %s is %s: one dtype is expected",
+				gu->name, gu->dtype_text, down->name, down->dtype_text);
+	n *= moe_dtype_size(gu->dtype);
+	for (int i = 0; i < e->E; i++) {
+		const char *at = (const char *)gu->data + 2 * n * (size_t)i;
+
+		moe_experts_pack(e, MOE_GATE, i, at, gu->dtype);
+		moe_experts_pack(e, MOE_UP, i, at + n, gu->dtype);
+		moe_experts_pack(e, MOE_DOWN, i, (const char *)down->data + n * (size_t)i,
+				 down->dtype);
+	}
+	return MOE_OK;
+}
+
+static enum moe_status load_single(struct loader *l, int layer, struct moe_experts *e,
+				   enum moe_dtype dtype)
+{
+	static const enum moe_role roles[3] = { MOE_ROLE_EXPERT_GATE, MOE_ROLE_EXPERT_UP,
+						MOE_ROLE_EXPERT_DOWN };
+	const struct moe_st_tensor *t;
+
+	for (int i = 0; i < e->E; i++)
+		for (int j = 0; j < 3; j++) {
+			MOE_TRY(next(l, roles[j], layer, i, &t));
+			if (t->dtype != dtype)
+				return moe_fail(MOE_ERR_UNSUPPORTED,
+						"%s is %s, the layer's first expert %s: one dtype "
+						"is expected", t->name, t->dtype_text,
+						moe_dtype_name(dtype));
+			moe_experts_pack(e, (enum moe_expert_matrix)j, i, t->data, t->dtype);
+		}
+	return MOE_OK;
+}
+
+static enum moe_status load_experts(struct loader *l, int layer, struct moe_experts *e)
+{
+	const struct moe_lora_plan *lora = &l->m->lora;
+	double r = lora->rank[MOE_ADAPTER_EXPERTS];
+	bool fused = moe_model_has(l->m, l->st, MOE_ROLE_EXPERTS_GATE_UP, layer, -1);
+	const struct moe_st_tensor *t;
+	struct moe_experts_shape s = {
+		.E = e->E,
+		.k = e->k,
+		.H = e->H,
+		.I = e->I,
+		.r = (int)r,
+		.group_size = moe_group_size_choose(e->E, e->k, l->m->params.max_tokens),
+		.scale = r > 0 ? (float)(lora->alpha[MOE_ADAPTER_EXPERTS] /
+					 (lora->rslora ? __builtin_sqrt(r) : r))
+			       : 0,
+		.share_a = lora->share_a,
+		.trainable = r > 0 && !l->m->params.inference_only,
+	};
+
+	MOE_TRY(moe_model_find(l->m, l->st, fused ? MOE_ROLE_EXPERTS_GATE_UP : MOE_ROLE_EXPERT_GATE,
+			       layer, 0, &t));
+	MOE_TRY(moe_experts_alloc(l->m->engine, &s, t->dtype, e));
+	MOE_TRY(fused ? load_fused(l, layer, e) : load_single(l, layer, e, t->dtype));
+	MOE_TRY(next(l, MOE_ROLE_ROUTER, layer, -1, &t));
+	moe_kernels()->weight_pack(&e->router_weight, t->data, t->dtype, e->E, e->H, e->H);
+	return MOE_OK;
+}
+
+static enum moe_status load_attention(struct loader *l, int layer, struct moe_decoder_layer *d)
+{
+	MOE_TRY(load_vector(l, MOE_ROLE_ATTN_NORM, layer, &d->attn_norm));
+	MOE_TRY(load_vector(l, MOE_ROLE_FFN_NORM, layer, &d->ffn_norm));
+	MOE_TRY(load_vector(l, MOE_ROLE_Q_NORM, layer, &d->q_norm));
+	MOE_TRY(load_vector(l, MOE_ROLE_K_NORM, layer, &d->k_norm));
+	for (int j = 0; j < MOE_ATTN_LINEARS; j++) {
+		struct moe_linear *p = &d->linear[j];
+
+		MOE_TRY(load_weight(l, (enum moe_role)(MOE_ROLE_Q + j), layer, &p->weight));
+		MOE_TRY(load_vector(l, (enum moe_role)(MOE_ROLE_Q_BIAS + j), layer, &p->bias));
+	}
+	return MOE_OK;
+}
+
+static enum moe_status load_layer(struct loader *l, int i)
+{
+	static const enum moe_role dense[3] = { MOE_ROLE_DENSE_GATE, MOE_ROLE_DENSE_UP,
+						MOE_ROLE_DENSE_DOWN };
+	static const enum moe_role shared[3] = { MOE_ROLE_SHARED_GATE, MOE_ROLE_SHARED_UP,
+						 MOE_ROLE_SHARED_DOWN };
+	struct moe_decoder_layer *d = &l->m->decoder.layers[i];
+
+	MOE_TRY(load_attention(l, i, d));
+	if (!d->experts)
+		return load_ffn(l, dense, i, d->ffn);
+	MOE_TRY(load_experts(l, i, d->experts));
+	if (!d->ffn)
+		return MOE_OK;
+	MOE_TRY(load_ffn(l, shared, i, d->ffn));
+	return load_vector(l, MOE_ROLE_SHARED_ROUTER, i, &d->ffn->sigmoid_weight);
+}
+
+enum moe_status moe_model_make_rope(struct moe_model *m)
+{
+	const struct moe_rope *r = &m->arch.rope;
+	struct moe_decoder *d = &m->decoder;
+	struct moe_rope_angles angles = {
+		.theta = r->theta,
+		.type = r->type == MOE_ROPE_LINEAR ? MOE_ANGLES_LINEAR
+			: r->type == MOE_ROPE_YARN ? MOE_ANGLES_YARN
+						   : MOE_ANGLES_DEFAULT,
+		.factor = r->factor,
+		.original_max_positions = (double)r->original_max_positions,
+		.beta_fast = r->beta_fast,
+		.beta_slow = r->beta_slow,
+		.attention_factor = r->attention_factor,
+		.mscale = r->mscale,
+		.mscale_all_dim = r->mscale_all_dim,
+		.truncate = r->truncate,
+	};
+
+	moe_memory_free(m->engine, d->rope);
+	d->rope = take(m, (size_t)d->positions * (size_t)d->dim * sizeof *d->rope, -1, "weights");
+	if (!d->rope)
+		return MOE_ERR_NOMEM;
+	moe_rope_table(&angles, d->dim, d->positions, d->rope);
+	return MOE_OK;
+}
+
+enum moe_status moe_model_load_weights(struct moe_model *m, const struct moe_safetensors *st)
+{
+	struct loader l = { m, st, 0, (int64_t)moe_safetensors_count(st) };
+	struct moe_decoder *d = &m->decoder;
+
+	MOE_TRY(load_vocab(&l, MOE_ROLE_EMBED, &d->embed));
+	if (!m->arch.tie_embeddings)
+		MOE_TRY(load_vocab(&l, MOE_ROLE_LM_HEAD, &d->head));
+	MOE_TRY(load_vector(&l, MOE_ROLE_FINAL_NORM, -1, &d->final_norm));
+	MOE_TRY(moe_model_make_rope(m));
+	for (int i = 0; i < d->n_layers; i++)
+		MOE_TRY(load_layer(&l, i));
+	return MOE_OK;
+}

@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From config.json to a decoder without weights, and what its memory will be. */
+#include "api/model.h"
+
+#include "codelets/ffn_bwd.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+
+
+static enum moe_status target_named(const char *name, size_t n, int *out)
+{
+	for (int i = 0; i < MOE_ADAPTER_TARGETS; i++) {
+		const char *known = moe_adapter_target_name((enum moe_adapter_target)i);
+
+		if (strlen(known) == n && !strncmp(known, name, n)) {
+			*out = i;
+			return MOE_OK;
+		}
+	}
+	return moe_fail(MOE_ERR_ARG,
+			"lora_targets: \"%.*s\" is none of q_proj, k_proj, v_proj, o_proj, experts",
+			(int)n, name);
+}
+
+static enum moe_status lora_from_params(struct moe_model *m)
+{
+	const struct moe_model_params *p = &m->params;
+	const char *list = p->lora_targets ? p->lora_targets
+					   : "experts,q_proj,k_proj,v_proj,o_proj";
+	int rank = p->lora_rank ? p->lora_rank : 16;
+	int expert_rank = p->expert_rank ? p->expert_rank : rank, target = 0;
+
+	if (p->inference_only && !p->lora_rank)
+		return MOE_OK;
+	while (*list) {
+		size_t n = strcspn(list, ", ");
+
+		if (n) {
+			MOE_TRY(target_named(list, n, &target));
+			m->lora.rank[target] = target == MOE_ADAPTER_EXPERTS ? expert_rank : rank;
+			m->lora.alpha[target] =
+				p->lora_alpha > 0 ? p->lora_alpha : 2.0 * m->lora.rank[target];
+		}
+		list += n;
+		list += strspn(list, ", ");
+	}
+	m->lora.share_a = p->share_a;
+	m->lora.rslora = p->rslora;
+	if (!m->arch.n_experts)
+		m->lora.rank[MOE_ADAPTER_EXPERTS] = 0;
+	return MOE_OK;
+}
+
+enum moe_status moe_model_plan_lora(struct moe_model *m, const struct moe_adapter *adapter)
+{
+	memset(&m->lora, 0, sizeof m->lora);
+	if (!adapter)
+		return lora_from_params(m);
+	MOE_TRY(moe_adapter_check(adapter, &m->arch));
+	m->lora.share_a = adapter->share_a;
+	m->lora.rslora = adapter->rslora;
+	for (size_t i = 0; i < adapter->n_entries; i++) {
+		const struct moe_adapter_entry *e = &adapter->entries[i];
+		int *rank = &m->lora.rank[e->target];
+
+		if (*rank && (*rank != e->rank || m->lora.alpha[e->target] != e->alpha))
+			return moe_fail(MOE_ERR_UNSUPPORTED,
+					"the adapter's %s has rank %lld in layer %d, %d in others",
+					moe_adapter_target_name(e->target), (long long)e->rank,
+					e->layer, *rank);
+		*rank = (int)e->rank;
+		m->lora.alpha[e->target] = e->alpha;
+	}
+	return MOE_OK;
+}
+
+static void shape_linear(struct moe_linear *l, int64_t n, int64_t k, int r)
+{
+	l->weight.n = n;
+	l->weight.k = k;
+	l->r = r;
+	l->lora_a.piece = r * k;
+	l->lora_b.piece = r * n;
+}
+
+static enum moe_status shape_layer(struct moe_model *m, int i)
+{
+	const struct moe_arch *a = &m->arch;
+	struct moe_decoder_layer *l = &m->decoder.layers[i];
+	int64_t q = (int64_t)a->n_heads * a->head_dim, kv = (int64_t)a->n_kv_heads * a->head_dim;
+	int64_t ffn = a->layer_is_moe[i] ? a->shared_intermediate : a->intermediate;
+
+	shape_linear(&l->linear[MOE_ATTN_Q], q, a->hidden, m->lora.rank[MOE_ADAPTER_Q]);
+	shape_linear(&l->linear[MOE_ATTN_K], kv, a->hidden, m->lora.rank[MOE_ADAPTER_K]);
+	shape_linear(&l->linear[MOE_ATTN_V], kv, a->hidden, m->lora.rank[MOE_ADAPTER_V]);
+	shape_linear(&l->linear[MOE_ATTN_O], a->hidden, q, m->lora.rank[MOE_ADAPTER_O]);
+	if (a->qk_norm != MOE_QK_NORM_NONE) {
+		bool head = a->qk_norm == MOE_QK_NORM_HEAD;
+
+		l->q_norm_n = head ? a->head_dim : (int)q;
+		l->k_norm_n = head ? a->head_dim : (int)kv;
+	}
+	if (ffn) {
+		l->ffn = moe_calloc(1, sizeof *l->ffn);
+		if (!l->ffn)
+			return moe_fail(MOE_ERR_NOMEM, "no memory for a layer");
+		l->ffn->H = (int)a->hidden;
+		l->ffn->I = (int)ffn;
+	}
+	if (!a->layer_is_moe[i])
+		return MOE_OK;
+	l->experts = moe_calloc(1, sizeof *l->experts);
+	if (!l->experts)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for a layer");
+	l->experts->E = a->n_experts;
+	l->experts->k = a->top_k;
+	l->experts->H = (int)a->hidden;
+	l->experts->I = (int)a->moe_intermediate;
+	l->experts->P = moe_engine_parts(m->engine);
+	l->experts->r = m->lora.rank[MOE_ADAPTER_EXPERTS];
+	l->experts->ra = (m->lora.share_a ? 1 : 2) * l->experts->r;
+	for (int p = 0; p < l->experts->P; p++)
+		l->experts->part[p].I = a->moe_intermediate * (p + 1) / l->experts->P -
+					a->moe_intermediate * p / l->experts->P;
+	l->experts->router = moe_router_find(a->router);
+	if (!l->experts->router)
+		return moe_fail(MOE_ERR_UNSUPPORTED, "router \"%s\" is not implemented", a->router);
+	l->experts->router_config =
+		(struct moe_router_config){ a->n_experts, a->top_k, a->norm_topk_prob };
+	l->experts->aux_coef = m->params.inference_only ? 0 : (float)m->params.aux_coef;
+	return l->experts->router->check(&l->experts->router_config);
+}
+
+enum moe_status moe_model_shape(struct moe_model *m)
+{
+	const struct moe_arch *a = &m->arch;
+	struct moe_decoder *d = &m->decoder;
+	int chunks = (int)((a->vocab + MOE_VOCAB_CHUNK - 1) / MOE_VOCAB_CHUNK);
+
+	d->n_layers = a->n_layers;
+	d->H = (int)a->hidden;
+	d->heads = a->n_heads;
+	d->kv_heads = a->n_kv_heads;
+	d->dim = a->head_dim;
+	d->V = a->vocab;
+	d->eps = (float)a->rms_eps;
+	d->positions = (int)MOE_MIN((int64_t)m->params.max_tokens, a->max_positions);
+	if (d->heads % d->kv_heads || d->dim % 2)
+		return moe_fail(MOE_ERR_UNSUPPORTED, "%d heads over %d kv heads of %d", d->heads,
+				d->kv_heads, d->dim);
+	d->layers = moe_calloc((size_t)d->n_layers, sizeof *d->layers);
+	d->head.chunk = moe_calloc((size_t)chunks, sizeof *d->head.chunk);
+	d->head.n_chunks = chunks;
+	d->embed = d->head;
+	if (!a->tie_embeddings)
+		d->embed.chunk = moe_calloc((size_t)chunks, sizeof *d->embed.chunk);
+	if (!d->layers || !d->head.chunk || !d->embed.chunk)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for a decoder");
+	for (int i = 0; i < d->n_layers; i++)
+		MOE_TRY(shape_layer(m, i));
+	return MOE_OK;
+}
+
+static size_t linear_bytes(const struct moe_model *m, const struct moe_linear *l)
+{
+	size_t lora = (size_t)(l->lora_a.piece + l->lora_b.piece) * sizeof(float);
+
+	return lora * (m->params.inference_only ? 1 : 4);
+}
+
+/* LoRA with gradients and moments. */
+static size_t lora_bytes(const struct moe_model *m)
+{
+	size_t bytes = 0;
+
+	for (int i = 0; i < m->decoder.n_layers; i++) {
+		const struct moe_decoder_layer *l = &m->decoder.layers[i];
+		const struct moe_experts *e = l->experts;
+
+		for (int j = 0; j < MOE_ATTN_LINEARS; j++)
+			bytes += linear_bytes(m, &l->linear[j]);
+		if (e)
+			bytes += (size_t)e->E * ((size_t)(e->ra + e->r) * (size_t)e->H +
+						 3 * (size_t)e->r * (size_t)e->I) *
+				 sizeof(float) * (m->params.inference_only ? 1 : 4);
+	}
+	return bytes;
+}
+
+static size_t available_memory(void)
+{
+	FILE *f = fopen("/proc/meminfo", "r");
+	char line[128];
+	unsigned long long kb = 0;
+
+	while (f && fgets(line, sizeof line, f))
+		if (sscanf(line, "MemAvailable: %llu kB", &kb) == 1)
+			break;
+	if (f)
+		fclose(f);
+	return kb ? (size_t)kb * 1024 : SIZE_MAX;
+}
+
+/* Everything that opening would allocate against the limit, before any of it is. */
+enum moe_status moe_model_check_memory(struct moe_model *m, const struct moe_safetensors *st)
+{
+	size_t weights = 0, lora = lora_bytes(m), slot, total;
+	size_t limit = m->params.memory_limit > 0 ? (size_t)m->params.memory_limit
+						  : available_memory();
+	int lowest = m->params.inference_only || !lora ? m->decoder.n_layers : 0;
+
+	for (size_t i = 0; i < moe_safetensors_count(st); i++)
+		weights += moe_safetensors_at(st, i)->bytes;
+	slot = moe_decoder_slot_bytes(&m->decoder, lowest, m->params.max_tokens);
+	total = weights + lora + slot * (size_t)m->params.slots;
+	if (total <= limit)
+		return MOE_OK;
+	return moe_fail(MOE_ERR_NOFIT,
+			"the model needs %.2f GiB: weights %.2f, LoRA with gradients and moments %.2f, "
+			"activations %d x %.2f; %.2f GiB %s. Smaller max_tokens or slots, or fewer "
+			"LoRA targets or ranks need less",
+			(double)total / 0x1p30, (double)weights / 0x1p30, (double)lora / 0x1p30,
+			m->params.slots, (double)slot / 0x1p30, (double)limit / 0x1p30,
+			m->params.memory_limit > 0 ? "are allowed" : "are available");
+}
+
+static void free_linear(struct moe_engine *e, struct moe_linear *l)
+{
+	float *const all[] = { l->bias,	    l->lora_a.value, l->lora_a.grad, l->lora_a.m, l->lora_a.v,
+			       l->lora_b.value, l->lora_b.grad,  l->lora_b.m,    l->lora_b.v };
+
+	moe_memory_free(e, l->weight.data);
+	for (size_t i = 0; i < MOE_COUNT(all); i++)
+		moe_memory_free(e, all[i]);
+}
+
+static void free_layer(struct moe_engine *e, struct moe_decoder_layer *l)
+{
+	float *const all[] = { l->attn_norm, l->ffn_norm, l->q_norm, l->k_norm };
+
+	for (size_t i = 0; i < MOE_COUNT(all); i++)
+		moe_memory_free(e, all[i]);
+	for (int j = 0; j < MOE_ATTN_LINEARS; j++)
+		free_linear(e, &l->linear[j]);
+	if (l->experts)
+		moe_experts_free(e, l->experts);
+	if (l->ffn)
+		moe_ffn_free(e, l->ffn);
+	moe_free(l->experts);
+	moe_free(l->ffn);
+}
+
+static void free_vocab(struct moe_engine *e, struct moe_vocab *v)
+{
+	for (int i = 0; v->chunk && i < v->n_chunks; i++)
+		moe_memory_free(e, v->chunk[i].data);
+	moe_free(v->chunk);
+}
+
+void moe_model_free_decoder(struct moe_model *m)
+{
+	struct moe_decoder *d = &m->decoder;
+
+	for (int i = 0; d->layers && i < d->n_layers; i++)
+		free_layer(m->engine, &d->layers[i]);
+	moe_free(d->layers);
+	if (d->embed.chunk != d->head.chunk)
+		free_vocab(m->engine, &d->embed);
+	free_vocab(m->engine, &d->head);
+	moe_memory_free(m->engine, d->final_norm);
+	moe_memory_free(m->engine, d->rope);
+	memset(d, 0, sizeof *d);
+}

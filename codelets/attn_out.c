@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "codelets/attn_out.h"
+#include "engine/codelet.h"
+
+static void run(const void *args, struct moe_worker *worker)
+{
+	const struct moe_attn_args *a = args;
+	const struct moe_decoder *d = a->decoder;
+	const struct moe_attn_state *s = a->state;
+	int m = a->t1 - a->t0;
+	size_t at = (size_t)a->t0 * (size_t)d->H, n = (size_t)m * (size_t)d->H;
+	const float *x = s->x + at;
+	float *out = s->x_mid + at;
+
+	worker->rows = m;
+	moe_linear_apply(&a->layer->linear[MOE_ATTN_O], m,
+			 s->o + (size_t)a->t0 * (size_t)(d->heads * d->dim), out, worker->scratch);
+	for (size_t i = 0; i < n; i++)
+		out[i] += x[i];
+	moe_kernels()->rmsnorm(m, d->H, out, d->H, a->layer->ffn_norm, d->eps, s->xn + at, d->H);
+}
+
+static double cost_us(const void *args)
+{
+	const struct moe_attn_args *a = args;
+	const struct moe_decoder *d = a->decoder;
+
+	return 1 + moe_gemm_us(a->t1 - a->t0, d->H, d->heads * d->dim);
+}
+
+MOE_CODELET(attn_out, run, cost_us);

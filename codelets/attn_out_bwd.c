@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "codelets/attn_out_bwd.h"
+#include "engine/codelet.h"
+
+static void run(const void *args, struct moe_worker *worker)
+{
+	const struct moe_attn_args *a = args;
+	const struct moe_decoder *d = a->decoder;
+
+	worker->rows = a->t1 - a->t0;
+	moe_linear_back(&a->layer->linear[MOE_ATTN_O], a->t1 - a->t0,
+			a->grad_mid + (size_t)a->t0 * (size_t)d->H,
+			a->grad->grad_o + (size_t)a->t0 * (size_t)(d->heads * d->dim), false,
+			worker->scratch);
+}
+
+static double cost_us(const void *args)
+{
+	const struct moe_attn_args *a = args;
+	const struct moe_decoder *d = a->decoder;
+
+	return 1 + moe_gemm_us(a->t1 - a->t0, d->H, d->heads * d->dim);
+}
+
+MOE_CODELET(attn_out_bwd, run, cost_us);

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "codelets/decoder.h"
+
+size_t moe_decoder_scratch(const struct moe_decoder *d)
+{
+	const struct moe_kernels *k = moe_kernels();
+	size_t block = MOE_TOKEN_BLOCK * sizeof(float), most = k->attention_scratch(d->dim);
+	int64_t chunk = MOE_MIN((int64_t)MOE_VOCAB_CHUNK, d->V);
+	size_t heads = (size_t)d->heads * (size_t)d->dim;
+
+	most = MOE_MAX(most, k->linear_scratch(MOE_TOKEN_BLOCK, chunk, d->H, 0));
+	for (int i = 0; i < d->n_layers; i++)
+		for (int j = 0; j < MOE_ATTN_LINEARS; j++) {
+			const struct moe_linear *l = &d->layers[i].linear[j];
+
+			most = MOE_MAX(most, k->linear_scratch(MOE_TOKEN_BLOCK, l->weight.n,
+							       l->weight.k, l->r));
+		}
+	return most + block * ((size_t)d->H + heads);
+}
+
+double moe_attention_us(int m, int64_t n, int dim)
+{
+	return 2 * moe_gemm_us(m, (double)n, dim);
+}
+
+void moe_linear_apply(const struct moe_linear *l, int m, const float *x, float *y, void *scratch)
+{
+	struct moe_lora lora = moe_linear_lora(l);
+
+	moe_kernels()->linear(m, &l->weight, 0, l->weight.n, x, l->weight.k, l->bias,
+			      l->r ? &lora : NULL, y, l->weight.n, scratch);
+}
+
+void moe_linear_back(const struct moe_linear *l, int m, const float *dy, float *dx, bool accumulate,
+		     void *scratch)
+{
+	struct moe_lora lora = moe_linear_lora(l);
+
+	moe_kernels()->linear_bwd(m, &l->weight, dy, l->weight.n, l->r ? &lora : NULL, dx,
+				  l->weight.k, accumulate, scratch);
+}
+
+struct moe_attention moe_attention_of(const struct moe_attn_args *a)
+{
+	const struct moe_decoder *d = a->decoder;
+
+	return (struct moe_attention){
+		.T = a->batch.T,
+		.heads = d->heads,
+		.kv_heads = d->kv_heads,
+		.dim = d->dim,
+		.scale = (float)(1.0 / __builtin_sqrt((double)d->dim)),
+		.doc_start = a->batch.doc_start,
+		.q = a->state->q,
+		.k = a->state->k,
+		.v = a->state->v,
+		.o = a->state->o,
+		.lse = a->state->lse,
+		.grad_o = a->grad ? a->grad->grad_o : NULL,
+		.grad_q = a->grad ? a->grad->grad_q : NULL,
+		.grad_k = a->grad ? a->grad->grad_k : NULL,
+		.grad_v = a->grad ? a->grad->grad_v : NULL,
+	};
+}

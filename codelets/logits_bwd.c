@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "codelets/logits_bwd.h"
+#include "engine/codelet.h"
+
+static void run(const void *args, struct moe_worker *worker)
+{
+	const struct moe_head_args *a = args;
+	const struct moe_decoder *d = a->decoder;
+	const struct moe_weight *w = &d->head.chunk[a->chunk];
+	const struct moe_head_state *s = a->state;
+	int m = a->r1 - a->r0;
+	int64_t v0 = (int64_t)a->chunk * MOE_VOCAB_CHUNK;
+	int32_t label[MOE_TOKEN_BLOCK];
+
+	worker->rows = m;
+	for (int i = 0; i < m; i++)
+		label[i] = a->batch.label[a->batch.row[a->r0 + i]];
+	moe_kernels()->ce_bwd(m, v0, v0 + w->n, s->logits + v0, d->V, label, s->lse, a->scale);
+	moe_kernels()->linear_bwd(m, w, s->logits + v0, d->V, NULL,
+				  s->dx + (size_t)a->chunk * MOE_TOKEN_BLOCK * (size_t)d->H, d->H,
+				  false, worker->scratch);
+}
+
+static double cost_us(const void *args)
+{
+	const struct moe_head_args *a = args;
+
+	return 1 + moe_gemm_us(a->r1 - a->r0, (double)a->decoder->head.chunk[a->chunk].n,
+			       a->decoder->H);
+}
+
+MOE_CODELET(logits_bwd, run, cost_us);

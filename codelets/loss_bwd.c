@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "codelets/loss_bwd.h"
+#include "engine/codelet.h"
+
+static void run(const void *args, struct moe_worker *worker)
+{
+	const struct moe_head_args *a = args;
+	const struct moe_decoder *d = a->decoder;
+	size_t H = (size_t)d->H, chunk = (size_t)MOE_TOKEN_BLOCK * H;
+	float *dx = worker->scratch;
+
+	worker->rows = a->r1 - a->r0;
+	memset(a->grad + (size_t)a->t0 * H, 0, (size_t)(a->t1 - a->t0) * H * sizeof *dx);
+	for (int i = 0; i < a->r1 - a->r0; i++) {
+		size_t at = (size_t)a->batch.row[a->r0 + i] * H;
+		const float *part = a->state->dx + (size_t)i * H;
+
+		memcpy(dx, part, H * sizeof *dx);
+		for (int c = 1; c < d->head.n_chunks; c++)
+			for (size_t j = 0; j < H; j++)
+				dx[j] += part[(size_t)c * chunk + j];
+		moe_kernels()->rmsnorm_bwd(1, d->H, a->x + at, d->H, d->final_norm, d->eps, dx,
+					   d->H, a->grad + at, d->H, false);
+	}
+}
+
+static double cost_us(const void *args)
+{
+	const struct moe_head_args *a = args;
+	const struct moe_decoder *d = a->decoder;
+
+	return 1 + 3e-4 * d->H * ((a->r1 - a->r0) * (double)d->head.n_chunks + (a->t1 - a->t0));
+}
+
+MOE_CODELET(loss_bwd, run, cost_us);

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "codelets/qkv.h"
+#include "engine/codelet.h"
+
+/* y[m] = norm of each head of pre (or of the whole row), then rope */
+static void finish(const struct moe_attn_args *a, int heads, const float *pre, const float *w,
+		   int norm_n, float *y)
+{
+	const struct moe_decoder *d = a->decoder;
+	int m = a->t1 - a->t0, width = heads * d->dim;
+	size_t at = (size_t)a->t0 * (size_t)width;
+
+	for (int n = 0; w && n < width; n += norm_n)
+		moe_kernels()->rmsnorm(m, norm_n, pre + at + n, width, w, d->eps, y + at + n,
+				       width);
+	moe_kernels()->rope(m, heads, d->dim, y + at, width, a->batch.position + a->t0, d->rope, 1);
+}
+
+static void run(const void *args, struct moe_worker *worker)
+{
+	const struct moe_attn_args *a = args;
+	const struct moe_decoder *d = a->decoder;
+	const struct moe_decoder_layer *l = a->layer;
+	const struct moe_attn_state *s = a->state;
+	int m = a->t1 - a->t0;
+	size_t q = (size_t)a->t0 * (size_t)(d->heads * d->dim);
+	size_t kv = (size_t)a->t0 * (size_t)(d->kv_heads * d->dim);
+	float *xa = worker->scratch, *rest = xa + (size_t)m * (size_t)d->H;
+
+	worker->rows = m;
+	moe_kernels()->rmsnorm(m, d->H, s->x + (size_t)a->t0 * (size_t)d->H, d->H, l->attn_norm,
+			       d->eps, xa, d->H);
+	moe_linear_apply(&l->linear[MOE_ATTN_Q], m, xa, (l->q_norm ? s->q_pre : s->q) + q, rest);
+	moe_linear_apply(&l->linear[MOE_ATTN_K], m, xa, (l->k_norm ? s->k_pre : s->k) + kv, rest);
+	moe_linear_apply(&l->linear[MOE_ATTN_V], m, xa, s->v + kv, rest);
+	finish(a, d->heads, s->q_pre, l->q_norm, l->q_norm_n, s->q);
+	finish(a, d->kv_heads, s->k_pre, l->k_norm, l->k_norm_n, s->k);
+}
+
+static double cost_us(const void *args)
+{
+	const struct moe_attn_args *a = args;
+	const struct moe_decoder *d = a->decoder;
+
+	return 1 + moe_gemm_us(a->t1 - a->t0, (d->heads + 2 * d->kv_heads) * d->dim, d->H);
+}
+
+MOE_CODELET(qkv, run, cost_us);

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "codelets/qkv_bwd.h"
+#include "engine/codelet.h"
+
+/* grad [m]: through rope and the norm at pre, in place; tmp [m, heads dim] */
+static void unfinish(const struct moe_attn_args *a, int heads, const float *pre, const float *w,
+		     int norm_n, float *grad, float *tmp)
+{
+	const struct moe_decoder *d = a->decoder;
+	int m = a->t1 - a->t0, width = heads * d->dim;
+	size_t at = (size_t)a->t0 * (size_t)width;
+
+	grad += at;
+	moe_kernels()->rope(m, heads, d->dim, grad, width, a->batch.position + a->t0, d->rope, -1);
+	if (!w)
+		return;
+	for (int n = 0; n < width; n += norm_n)
+		moe_kernels()->rmsnorm_bwd(m, norm_n, pre + at + n, width, w, d->eps, grad + n,
+					   width, tmp + n, width, false);
+	memcpy(grad, tmp, (size_t)m * (size_t)width * sizeof *grad);
+}
+
+static void run(const void *args, struct moe_worker *worker)
+{
+	const struct moe_attn_args *a = args;
+	const struct moe_decoder *d = a->decoder;
+	const struct moe_decoder_layer *l = a->layer;
+	const struct moe_attn_state *s = a->state;
+	const struct moe_attn_grad *g = a->grad;
+	int m = a->t1 - a->t0;
+	size_t at = (size_t)a->t0 * (size_t)d->H, n = (size_t)m * (size_t)d->H;
+	size_t q = (size_t)a->t0 * (size_t)(d->heads * d->dim);
+	size_t kv = (size_t)a->t0 * (size_t)(d->kv_heads * d->dim);
+	float *dxa = worker->scratch, *rest = dxa + n;
+
+	worker->rows = m;
+	unfinish(a, d->heads, s->q_pre, l->q_norm, l->q_norm_n, g->grad_q, rest);
+	unfinish(a, d->kv_heads, s->k_pre, l->k_norm, l->k_norm_n, g->grad_k, rest);
+	if (!a->grad_x)
+		return;
+	moe_linear_back(&l->linear[MOE_ATTN_Q], m, g->grad_q + q, dxa, false, rest);
+	moe_linear_back(&l->linear[MOE_ATTN_K], m, g->grad_k + kv, dxa, true, rest);
+	moe_linear_back(&l->linear[MOE_ATTN_V], m, g->grad_v + kv, dxa, true, rest);
+	memcpy(a->grad_x + at, a->grad_mid + at, n * sizeof *dxa);
+	moe_kernels()->rmsnorm_bwd(m, d->H, s->x + at, d->H, l->attn_norm, d->eps, dxa, d->H,
+				   a->grad_x + at, d->H, true);
+}
+
+static double cost_us(const void *args)
+{
+	const struct moe_attn_args *a = args;
+	const struct moe_decoder *d = a->decoder;
+
+	return 1 + moe_gemm_us(a->t1 - a->t0, (d->heads + 2 * d->kv_heads) * d->dim, d->H);
+}
+
+MOE_CODELET(qkv_bwd, run, cost_us);

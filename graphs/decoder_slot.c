@@ -1,0 +1,445 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Buffers and tensors of one micro-batch in flight. */
+#include "graphs/decoder.h"
+
+/* Allocates, or only counts where there is no engine. */
+struct maker {
+	struct moe_engine *e;
+	size_t bytes;
+	int64_t handles;
+	enum moe_status st;
+};
+
+static void *take(struct maker *m, size_t count, size_t size)
+{
+	void *p;
+
+	m->bytes += count * size;
+	if (!m->e || m->st != MOE_OK || !count)
+		return NULL;
+	p = moe_memory_alloc(m->e, count * size, -1, "activations");
+	if (!p)
+		m->st = moe_fail(MOE_ERR_NOMEM, "no memory for %zu bytes of activations",
+				 count * size);
+	return p;
+}
+
+static float *rows(struct maker *m, int T, int64_t width)
+{
+	return take(m, (size_t)T * (size_t)width, sizeof(float));
+}
+
+static void tensors(struct maker *m, const char *name, int n, bool initialised,
+		    struct moe_tensor ***out)
+{
+	m->handles += n;
+	if (m->e && m->st == MOE_OK)
+		m->st = moe_tensors_create(m->e, name, n, initialised, out);
+}
+
+static void tensor(struct maker *m, const char *name, struct moe_tensor **out)
+{
+	m->handles++;
+	if (!m->e || m->st != MOE_OK)
+		return;
+	m->st = moe_tensor_create(m->e, name, 0, -1, out);
+	if (m->st == MOE_OK)
+		moe_tensor_set_initialised(*out);
+}
+
+static void join(struct maker *m, const char *name, int n, struct moe_join *out)
+{
+	m->handles += 1 + n / 50;
+	if (m->e && m->st == MOE_OK)
+		m->st = moe_join_create(m->e, name, n, out);
+}
+
+static void span(struct maker *m, const char *name, int n, struct moe_span *out)
+{
+	m->handles += n > MOE_SPAN_MAX ? n / 6 : 0;
+	if (m->e && m->st == MOE_OK)
+		m->st = moe_span_create(m->e, name, n, out);
+}
+
+static void stream(struct maker *m, const char *name, int T, int n, struct moe_stream *out)
+{
+	m->handles += 1 + moe_token_blocks(T);
+	if (m->e && m->st == MOE_OK)
+		m->st = moe_stream_create(m->e, name, T, n, out);
+	if (!m->e || m->st == MOE_OK)
+		m->bytes += (size_t)T * (size_t)n * sizeof(float);
+}
+
+static void make_blocks(struct maker *m, const struct moe_decoder_slot *s, struct moe_attn_blocks *b,
+			struct moe_tensor **mid)
+{
+	tensors(m, "x", s->blocks, false, &b->x);
+	tensors(m, "qkv", s->blocks, false, &b->qkv);
+	b->mid = mid;
+	if (!mid)
+		tensors(m, "mid", s->blocks, false, &b->mid);
+	tensors(m, "attn", s->blocks * s->ranges, false, &b->attn);
+	span(m, "keys", s->blocks, &b->keys);
+}
+
+static void make_buffers(struct maker *m, const struct moe_decoder_slot *s,
+			 const struct moe_decoder_layer *l, struct moe_layer_buffers *b,
+			 const struct moe_attn_state *mid)
+{
+	const struct moe_decoder *d = s->decoder;
+	int64_t q = (int64_t)d->heads * d->dim, kv = (int64_t)d->kv_heads * d->dim;
+	struct moe_attn_state *a = &b->attn;
+
+	tensor(m, "kept", &b->kept);
+	a->x = rows(m, s->T_max, d->H);
+	if (!l) /* the last layer's output */
+		return;
+	a->x_mid = mid ? mid->x_mid : rows(m, s->T_max, d->H);
+	a->xn = mid ? mid->xn : rows(m, s->T_max, d->H);
+	a->q = rows(m, s->T_max, q);
+	a->k = rows(m, s->T_max, kv);
+	a->v = rows(m, s->T_max, kv);
+	a->q_pre = l->q_norm_n ? rows(m, s->T_max, q) : NULL;
+	a->k_pre = l->k_norm_n ? rows(m, s->T_max, kv) : NULL;
+	a->o = rows(m, s->T_max, q);
+	a->lse = rows(m, s->T_max, d->heads);
+}
+
+/*
+ * Frozen layers of both parities share x_mid and xn: their experts' state, shared too, says where
+ * the input is.
+ */
+static void make_layers(struct maker *m, struct moe_decoder_slot *s)
+{
+	const struct moe_decoder *d = s->decoder;
+
+	for (int i = 0; i < 2; i++)
+		for (int parity = 0; parity < 2; parity++)
+			if (i || s->lowest > parity)
+				make_blocks(m, s, &s->blocks_of[i][parity],
+					    i ? NULL : s->blocks_of[0][0].mid);
+	for (int i = 0; i < MOE_MIN(2, s->lowest); i++)
+		make_buffers(m, s, &d->layers[i], &s->frozen[i], i ? &s->frozen[0].attn : NULL);
+	for (int i = s->lowest; i <= d->n_layers; i++) {
+		struct moe_layer_buffers unused = { 0 };
+
+		make_buffers(m, s, i < d->n_layers ? &d->layers[i] : NULL,
+			     s->layer ? &s->layer[i] : &unused, NULL);
+	}
+}
+
+/* States of the layers' experts and MLPs; those below the lowest trained layer share one. */
+static void make_states(struct maker *m, struct moe_decoder_slot *s)
+{
+	const struct moe_decoder *d = s->decoder;
+	bool have[3] = { false };
+
+	for (int i = 0; i < d->n_layers; i++) {
+		const struct moe_decoder_layer *l = &d->layers[i];
+		bool frozen = i < s->lowest;
+		struct moe_experts_state *state = frozen ? &s->frozen_moe
+						  : s->moe ? &s->moe[i]
+							   : NULL;
+
+		if (l->experts && !(frozen && have[0])) {
+			have[0] |= frozen;
+			m->bytes += moe_experts_state_bytes(l->experts, s->T_max);
+			if (m->e && m->st == MOE_OK)
+				m->st = moe_experts_state_alloc(m->e, l->experts, s->T_max, state);
+			tensor(m, "plan", frozen ? &s->frozen_plan : s->plan ? &s->plan[i] : NULL);
+		}
+		if (l->ffn && !(frozen && have[l->experts ? 1 : 2])) {
+			have[l->experts ? 1 : 2] |= frozen;
+			m->bytes += (size_t)s->T_max * (5 * (size_t)l->ffn->I + 2) * sizeof(float);
+			if (m->e && m->st == MOE_OK)
+				m->st = moe_ffn_state_alloc(m->e, l->ffn, s->T_max,
+							    moe_decoder_ffn_state(s, i));
+		}
+	}
+}
+
+static void bind_states(struct moe_decoder_slot *s)
+{
+	const struct moe_decoder *d = s->decoder;
+
+	for (int i = 0; i < d->n_layers; i++) {
+		const struct moe_experts *l = d->layers[i].experts;
+
+		if (!l)
+			continue;
+		moe_experts_state_bind(i < s->lowest ? &s->frozen_moe : &s->moe[i], l,
+				       &s->moe_scratch, i & 1, s->T_max);
+		if (i < s->lowest || l->aux_coef == 0)
+			continue;
+		s->aux_plans[s->n_aux] = &s->moe[i].plan;
+		s->aux[s->n_aux++] = s->plan[i];
+	}
+}
+
+static const struct moe_experts *first_experts(const struct moe_decoder *d)
+{
+	for (int i = 0; i < d->n_layers; i++)
+		if (d->layers[i].experts)
+			return d->layers[i].experts;
+	return NULL;
+}
+
+static void make_moe(struct maker *m, struct moe_decoder_slot *s, const struct moe_cut *cut)
+{
+	const struct moe_experts *l = first_experts(s->decoder);
+
+	if (!l)
+		return;
+	m->bytes += moe_experts_scratch_bytes(l, s->T_max, s->backward);
+	m->handles += moe_slot_tensors_count(l->P, l->G, s->T_max, cut);
+	if (s->has_shared)
+		m->bytes += (size_t)s->T_max * (size_t)l->H * sizeof(float);
+	if (!m->e || m->st != MOE_OK)
+		return;
+	m->st = moe_experts_scratch_alloc(m->e, l, s->T_max, s->backward, &s->moe_scratch);
+	if (m->st == MOE_OK)
+		m->st = moe_slot_tensors_create(m->e, l->P, l->G, s->T_max, l->H, l->k, cut,
+						s->has_shared, &s->st);
+}
+
+static void make_backward(struct maker *m, struct moe_decoder_slot *s)
+{
+	const struct moe_decoder *d = s->decoder;
+	int64_t q = (int64_t)d->heads * d->dim, kv = (int64_t)d->kv_heads * d->dim;
+
+	for (int i = 0; i < 2; i++) {
+		struct moe_attn_ring *g = &s->ring[i];
+
+		stream(m, "grad_out", s->T_max, d->H, &s->grad_out[i]);
+		stream(m, "grad_mid", s->T_max, d->H, &s->grad_mid[i]);
+		g->grad.grad_o = rows(m, s->T_max, q);
+		g->grad.grad_q = rows(m, s->T_max, q);
+		g->grad.grad_k = rows(m, s->T_max, kv);
+		g->grad.grad_v = rows(m, s->T_max, kv);
+		tensor(m, "users", &g->users);
+		tensors(m, "grad_o", s->blocks, false, &g->grad_o);
+		tensors(m, "grad_q", s->blocks * s->ranges, false, &g->q);
+		tensors(m, "grad_kv", s->blocks * s->ranges, false, &g->kv);
+		span(m, "grad_o", s->blocks, &g->span);
+		join(m, "projections", s->blocks, &g->all);
+	}
+}
+
+static void make_head(struct maker *m, struct moe_decoder_slot *s)
+{
+	const struct moe_decoder *d = s->decoder;
+	int C = d->head.n_chunks;
+
+	for (int i = 0; i < MOE_HEAD_RING; i++) {
+		struct moe_head_ring *h = &s->head[i];
+
+		h->state.hn = rows(m, MOE_TOKEN_BLOCK, d->H);
+		h->state.logits = rows(m, MOE_TOKEN_BLOCK, d->V);
+		h->state.max = rows(m, MOE_TOKEN_BLOCK, C);
+		h->state.sum = rows(m, MOE_TOKEN_BLOCK, C);
+		h->state.tgt = rows(m, MOE_TOKEN_BLOCK, 1);
+		h->state.lse = rows(m, MOE_TOKEN_BLOCK, 1);
+		if (s->backward)
+			h->state.dx = rows(m, C * MOE_TOKEN_BLOCK, d->H);
+		tensor(m, "hn", &h->hn);
+		tensor(m, "loss", &h->loss);
+		tensors(m, "logits", C, false, &h->chunk);
+		join(m, "chunks", C, &h->chunks);
+		join(m, "chunks_bwd", C, &h->chunks_bwd);
+	}
+	s->row_loss = take(m, (size_t)s->T_max, sizeof *s->row_loss);
+}
+
+static void make(struct maker *m, struct moe_decoder_slot *s, const struct moe_cut *cut)
+{
+	make_layers(m, s);
+	make_states(m, s);
+	make_moe(m, s, cut);
+	if (s->has_dense)
+		tensors(m, "hidden", s->blocks, false, &s->hidden);
+	if (s->backward)
+		make_backward(m, s);
+	make_head(m, s);
+	join(m, "aux", s->decoder->n_layers, &s->aux_all);
+}
+
+/* What follows from the decoder's shape. */
+static void describe(struct moe_decoder_slot *s, const struct moe_decoder *d, int lowest, int T_max)
+{
+	memset(s, 0, sizeof *s);
+	s->decoder = d;
+	s->T_max = T_max;
+	s->blocks = moe_token_blocks(T_max);
+	s->lowest = lowest;
+	s->backward = lowest < d->n_layers;
+	s->ranges = moe_decoder_ranges(d->heads, MOE_HEAD_RANGES,
+				       2 * moe_attention_us(MOE_TOKEN_BLOCK, T_max, d->dim) *
+					       (d->heads / d->kv_heads));
+	for (int i = 0; i < d->n_layers; i++) {
+		s->has_moe |= d->layers[i].experts != NULL;
+		s->has_dense |= d->layers[i].experts == NULL;
+		s->has_shared |= d->layers[i].experts && d->layers[i].ffn;
+	}
+}
+
+enum moe_status moe_decoder_slot_create(struct moe_engine *e, const struct moe_decoder *d,
+					const struct moe_decoder_tensors *t, int T_max,
+					struct moe_decoder_slot *s)
+{
+	struct maker m = { .e = e, .st = MOE_OK };
+	size_t L = (size_t)d->n_layers;
+
+	describe(s, d, t->lowest, T_max);
+	s->engine = e;
+	s->layer = moe_calloc(L + 1, sizeof *s->layer);
+	s->moe = moe_calloc(L, sizeof *s->moe);
+	s->plan = moe_calloc(L, sizeof(struct moe_tensor *));
+	s->ffn = moe_calloc(L, sizeof *s->ffn);
+	s->aux_plans = moe_calloc(L, sizeof(struct moe_plan *));
+	s->aux = moe_calloc(L, sizeof(struct moe_tensor *));
+	s->at_projections = moe_calloc((size_t)s->blocks, sizeof(struct moe_tensor *));
+	if (!s->layer || !s->moe || !s->plan || !s->ffn || !s->aux_plans || !s->aux ||
+	    !s->at_projections)
+		m.st = moe_fail(MOE_ERR_NOMEM, "no memory for a slot");
+	else
+		make(&m, s, &t->cut);
+	if (m.st == MOE_OK)
+		bind_states(s);
+	else
+		moe_decoder_slot_destroy(s);
+	return m.st;
+}
+
+size_t moe_decoder_slot_bytes(const struct moe_decoder *d, int lowest, int T_max)
+{
+	struct moe_cut cut = { 1, 1, 1 };
+	struct moe_decoder_slot s;
+	struct maker m = { .st = MOE_OK };
+
+	describe(&s, d, lowest, T_max);
+	make(&m, &s, &cut);
+	return m.bytes;
+}
+
+int64_t moe_decoder_slot_handles(const struct moe_decoder *d, int lowest, const struct moe_cut *cut,
+				 int T_max, int P)
+{
+	struct moe_decoder_slot s;
+	struct maker m = { .st = MOE_OK };
+
+	(void)P;
+	describe(&s, d, lowest, T_max);
+	make(&m, &s, cut);
+	return m.handles;
+}
+
+static void free_buffers(struct moe_engine *e, struct moe_layer_buffers *b)
+{
+	struct moe_attn_state *a = &b->attn;
+	float *const all[] = { a->x, a->x_mid, a->xn, a->q, a->k, a->v, a->q_pre, a->k_pre, a->o,
+			       a->lse };
+
+	moe_tensor_destroy(b->kept);
+	for (size_t i = 0; i < MOE_COUNT(all); i++)
+		moe_memory_free(e, all[i]);
+}
+
+static void free_layers(struct moe_decoder_slot *s)
+{
+	struct moe_engine *e = s->engine;
+
+	s->blocks_of[0][1].mid = NULL;
+	s->frozen[1].attn.x_mid = s->frozen[1].attn.xn = NULL;
+	for (int i = 0; i < 4; i++) {
+		struct moe_attn_blocks *b = &s->blocks_of[i / 2][i % 2];
+
+		moe_tensors_destroy(b->x, s->blocks);
+		moe_tensors_destroy(b->qkv, s->blocks);
+		moe_tensors_destroy(b->mid, s->blocks);
+		moe_tensors_destroy(b->attn, s->blocks * s->ranges);
+		moe_span_destroy(&b->keys);
+	}
+	for (int i = 0; i < 2; i++)
+		free_buffers(e, &s->frozen[i]);
+	for (int i = 0; s->layer && i <= s->decoder->n_layers; i++)
+		free_buffers(e, &s->layer[i]);
+}
+
+static void free_states(struct moe_decoder_slot *s)
+{
+	const struct moe_experts *l = first_experts(s->decoder);
+	struct moe_engine *e = s->engine;
+
+	for (int i = 0; i < s->decoder->n_layers; i++) {
+		if (s->moe && l)
+			moe_experts_state_free(e, &s->moe[i], l->P);
+		if (s->plan)
+			moe_tensor_destroy(s->plan[i]);
+		if (s->ffn)
+			moe_ffn_state_free(e, &s->ffn[i]);
+	}
+	moe_ffn_state_free(e, &s->frozen_dense);
+	moe_ffn_state_free(e, &s->frozen_shared);
+	moe_tensor_destroy(s->frozen_plan);
+	if (!l)
+		return;
+	moe_experts_state_free(e, &s->frozen_moe, l->P);
+	moe_experts_scratch_free(e, &s->moe_scratch, l->P);
+	if (s->st.T_max)
+		moe_slot_tensors_destroy(e, &s->st);
+}
+
+static void free_ring(struct moe_decoder_slot *s, int i)
+{
+	struct moe_attn_ring *g = &s->ring[i];
+
+	moe_stream_destroy(s->engine, &s->grad_out[i]);
+	moe_stream_destroy(s->engine, &s->grad_mid[i]);
+	moe_memory_free(s->engine, g->grad.grad_o);
+	moe_memory_free(s->engine, g->grad.grad_q);
+	moe_memory_free(s->engine, g->grad.grad_k);
+	moe_memory_free(s->engine, g->grad.grad_v);
+	moe_tensor_destroy(g->users);
+	moe_tensors_destroy(g->grad_o, s->blocks);
+	moe_tensors_destroy(g->q, s->blocks * s->ranges);
+	moe_tensors_destroy(g->kv, s->blocks * s->ranges);
+	moe_span_destroy(&g->span);
+	moe_join_destroy(&g->all);
+}
+
+static void free_head(struct moe_decoder_slot *s, struct moe_head_ring *h)
+{
+	float *const all[] = { h->state.hn, h->state.logits, h->state.max, h->state.sum,
+			       h->state.tgt, h->state.lse,    h->state.dx };
+
+	for (size_t i = 0; i < MOE_COUNT(all); i++)
+		moe_memory_free(s->engine, all[i]);
+	moe_tensor_destroy(h->hn);
+	moe_tensor_destroy(h->loss);
+	moe_tensors_destroy(h->chunk, s->decoder->head.n_chunks);
+	moe_join_destroy(&h->chunks);
+	moe_join_destroy(&h->chunks_bwd);
+}
+
+void moe_decoder_slot_destroy(struct moe_decoder_slot *s)
+{
+	if (!s->engine)
+		return;
+	free_layers(s);
+	free_states(s);
+	moe_tensors_destroy(s->hidden, s->blocks);
+	for (int i = 0; i < 2; i++)
+		free_ring(s, i);
+	for (int i = 0; i < MOE_HEAD_RING; i++)
+		free_head(s, &s->head[i]);
+	moe_memory_free(s->engine, s->row_loss);
+	moe_join_destroy(&s->aux_all);
+	moe_free(s->layer);
+	moe_free(s->moe);
+	moe_free(s->plan);
+	moe_free(s->ffn);
+	moe_free(s->aux_plans);
+	moe_free(s->aux);
+	moe_free(s->at_projections);
+	memset(s, 0, sizeof *s);
+}

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tensors of a decoder, gradient norm and update. */
+#include "graphs/decoder.h"
+
+static bool trains_experts(const struct moe_decoder_layer *l)
+{
+	return l->experts && l->experts->a_gu.grad;
+}
+
+/* Results of grad_norm: expert parameters first, then two per attention projection. */
+static void count_norms(const struct moe_decoder *d, struct moe_decoder_tensors *t)
+{
+	int64_t attention = 0;
+
+	for (int i = 0; i < d->n_layers; i++) {
+		const struct moe_decoder_layer *l = &d->layers[i];
+
+		if (trains_experts(l)) {
+			t->n_norms += l->experts->P * l->experts->G;
+			t->n_expert_squares +=
+				(int64_t)MOE_SQUARES_PER_EXPERT(l->experts->P) * l->experts->E;
+		}
+		for (int j = 0; j < MOE_ATTN_LINEARS; j++)
+			if (moe_decoder_trains(l, j)) {
+				t->n_norms++;
+				attention += 2;
+			}
+	}
+	t->n_squares = t->n_expert_squares + attention;
+}
+
+enum moe_status moe_decoder_tensors_create(struct moe_engine *e, const struct moe_decoder *d,
+					   const struct moe_cut *cut, struct moe_decoder_tensors *t)
+{
+	int n = d->n_layers * MOE_ATTN_LINEARS;
+	enum moe_status st = MOE_OK;
+
+	memset(t, 0, sizeof *t);
+	t->n_layers = d->n_layers;
+	t->lowest = moe_decoder_lowest(d);
+	t->cut = *cut;
+	count_norms(d, t);
+	t->moe = moe_calloc((size_t)d->n_layers, sizeof *t->moe);
+	t->squares = moe_calloc((size_t)t->n_squares, sizeof *t->squares);
+	if (!t->moe || !t->squares) {
+		st = moe_fail(MOE_ERR_NOMEM, "no memory for a decoder's tensors");
+		goto fail;
+	}
+	MOE_TRY_GOTO(moe_tensors_create(e, "lora", n, true, &t->lora), st, fail);
+	MOE_TRY_GOTO(moe_tensors_create(e, "grad", n, false, &t->grad), st, fail);
+	for (int i = 0; i < d->n_layers; i++)
+		if (d->layers[i].experts)
+			MOE_TRY_GOTO(moe_layer_tensors_create(e, d->layers[i].experts,
+							      cut->slices_i, false, &t->moe[i]),
+				     st, fail);
+	MOE_TRY_GOTO(moe_tensors_create(e, "norm", t->n_norms, false, &t->norm), st, fail);
+	MOE_TRY_GOTO(moe_join_create(e, "norms", t->n_norms, &t->norm_all), st, fail);
+	MOE_TRY_GOTO(moe_tensor_create(e, "norm", 0, -1, &t->norm_ready), st, fail);
+	return MOE_OK;
+fail:
+	moe_decoder_tensors_destroy(e, t);
+	return st;
+}
+
+void moe_decoder_tensors_destroy(struct moe_engine *e, struct moe_decoder_tensors *t)
+{
+	int n = t->n_layers * MOE_ATTN_LINEARS;
+
+	(void)e;
+	moe_tensors_destroy(t->lora, n);
+	moe_tensors_destroy(t->grad, n);
+	for (int i = 0; t->moe && i < t->n_layers; i++)
+		moe_layer_tensors_destroy(&t->moe[i]);
+	moe_tensors_destroy(t->norm, t->n_norms);
+	moe_join_destroy(&t->norm_all);
+	moe_tensor_destroy(t->norm_ready);
+	moe_free(t->moe);
+	moe_free(t->squares);
+	memset(t, 0, sizeof *t);
+}
+
+static struct moe_update_args linear_update(const struct moe_linear *l)
+{
+	struct moe_update_args a = { .n = 2 };
+
+	a.range[0] = (struct moe_range){ &l->lora_a, 0, 1 };
+	a.range[1] = (struct moe_range){ &l->lora_b, 0, 1 };
+	return a;
+}
+
+static enum moe_status submit_norm(const struct moe_context *c, const struct moe_decoder *d,
+				   struct moe_decoder_tensors *t, const struct moe_decoder_step *o)
+{
+	double *experts = t->squares, *rest = t->squares + t->n_expert_squares;
+	struct moe_grad_total_args total = { .squares = t->squares,
+					     .n_experts = t->n_expert_squares,
+					     .n = t->n_squares,
+					     .max_norm = o->max_norm,
+					     .out = o->norm };
+	int n = 0;
+
+	for (int i = 0; i < d->n_layers; i++) {
+		const struct moe_decoder_layer *l = &d->layers[i];
+		struct moe_context lc = *c;
+
+		lc.layer = i;
+		if (trains_experts(l)) {
+			MOE_TRY(moe_graph_moe_grad_norm(&lc, l->experts, &t->moe[i], experts,
+							t->norm + n));
+			n += l->experts->P * l->experts->G;
+			experts += (int64_t)MOE_SQUARES_PER_EXPERT(l->experts->P) * l->experts->E;
+		}
+		for (int j = 0; j < MOE_ATTN_LINEARS; j++) {
+			struct moe_update_args a = linear_update(&l->linear[j]);
+
+			if (!moe_decoder_trains(l, j))
+				continue;
+			a.squares[0] = rest++;
+			a.squares[1] = rest++;
+			MOE_TRY(moe_task_grad_norm(&lc, &a, j, -1,
+						   &t->grad[i * MOE_ATTN_LINEARS + j], 1,
+						   t->norm[n++]));
+		}
+	}
+	MOE_TRY(moe_join_submit(c, &t->norm_all, t->norm, n, NULL));
+	return moe_task_grad_total(c, &total, t->norm_all.out, t->norm_ready);
+}
+
+enum moe_status moe_graph_decoder_update(const struct moe_context *c, const struct moe_decoder *d,
+					 struct moe_decoder_tensors *t,
+					 const struct moe_decoder_step *o)
+{
+	struct moe_optimizer_step step = { .adamw = o->adamw,
+					   .norm = o->norm,
+					   .norm_ready = t->norm_ready };
+	struct moe_context nc = *c;
+
+	nc.layer = -1;
+	nc.priority = MOE_PRIORITY_UPDATE;
+	if (o->norm)
+		MOE_TRY(submit_norm(&nc, d, t, o));
+	for (int i = 0; i < d->n_layers; i++) {
+		const struct moe_decoder_layer *l = &d->layers[i];
+		struct moe_context lc = *c;
+
+		lc.layer = i;
+		for (int j = 0; j < MOE_ATTN_LINEARS; j++) {
+			struct moe_update_args a = linear_update(&l->linear[j]);
+			int at = i * MOE_ATTN_LINEARS + j;
+
+			if (!moe_decoder_trains(l, j))
+				continue;
+			a.adamw = o->adamw;
+			a.norm = o->norm;
+			MOE_TRY(moe_task_update(&lc, &a, j, -1, &t->grad[at], 1,
+						o->norm ? t->norm_ready : NULL, &t->lora[at], 1));
+		}
+		if (trains_experts(l))
+			MOE_TRY(moe_graph_moe_update(&lc, l->experts, &t->moe[i], &step));
+	}
+	return MOE_OK;
+}

@@ -1,0 +1,582 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/block_check.h"
+
+#include <math.h>
+
+static uint64_t state;
+
+static double uniform(void) /* [-1, 1) */
+{
+	state ^= state << 13;
+	state ^= state >> 7;
+	state ^= state << 17;
+	return (double)(state >> 11) * 0x1p-52 - 1.0;
+}
+
+static float *randoms(int64_t n, double scale)
+{
+	float *p = malloc((size_t)(n + 1) * sizeof *p);
+
+	for (int64_t i = 0; i < n; i++)
+		p[i] = (float)(uniform() * scale);
+	return p;
+}
+
+int block_shape(const struct block_case *c, enum moe_block_array which, int64_t *s)
+{
+	int64_t E = c->E, H = c->H, I = c->I, S = c->shared, r = c->r;
+	int64_t shapes[BLOCK_WEIGHTS][3] = {
+		[MOE_BLOCK_GATE_PROJ] = { E, I, H },   [MOE_BLOCK_UP_PROJ] = { E, I, H },
+		[MOE_BLOCK_DOWN_PROJ] = { E, H, I },   [MOE_BLOCK_ROUTER] = { E, H },
+		[MOE_BLOCK_SHARED_GATE] = { S, H },    [MOE_BLOCK_SHARED_UP] = { S, H },
+		[MOE_BLOCK_SHARED_DOWN] = { H, S },    [MOE_BLOCK_SHARED_ROUTER] = { 1, H },
+		[MOE_BLOCK_GATE_LORA_A] = { E, r, H }, [MOE_BLOCK_UP_LORA_A] = { E, r, H },
+		[MOE_BLOCK_DOWN_LORA_A] = { E, r, I }, [MOE_BLOCK_GATE_LORA_B] = { E, I, r },
+		[MOE_BLOCK_UP_LORA_B] = { E, I, r },   [MOE_BLOCK_DOWN_LORA_B] = { E, H, r },
+	};
+
+	if ((which >= MOE_BLOCK_GATE_LORA_A && !r) || (which == MOE_BLOCK_ROUTER && !c->router) ||
+	    (which >= MOE_BLOCK_SHARED_GATE && which <= MOE_BLOCK_SHARED_ROUTER && !S) ||
+	    (which == MOE_BLOCK_SHARED_ROUTER && !c->sigmoid))
+		return 0;
+	memcpy(s, shapes[which], sizeof shapes[which]);
+	return which <= MOE_BLOCK_DOWN_PROJ || which >= MOE_BLOCK_GATE_LORA_A ? 3 : 2;
+}
+
+static void make_routing(struct block_data *d)
+{
+	const struct block_case *c = &d->c;
+
+	d->ids = malloc((size_t)(c->T * c->k + 1) * sizeof *d->ids);
+	d->weights = randoms((int64_t)c->T * c->k, 1);
+	for (int t = 0; t < c->T; t++)
+		for (int j = 0; j < c->k; j++) {
+			int32_t *id = &d->ids[t * c->k + j];
+			float *w = &d->weights[t * c->k + j];
+			int n = (int)((uniform() + 1) * 1e6);
+
+			if (c->routing == 1)
+				*id = j ? -1 : c->E / 2;
+			else if (c->routing == 2)
+				*id = n % (c->E + 1) - 1;
+			else
+				*id = (n % c->E + j * (c->k == c->E ? 1 : c->E / c->k)) % c->E;
+			if (c->routing == 2 && n % 5 == 0)
+				*w = 0;
+			else if (c->routing != 2)
+				*w = fabsf(*w);
+		}
+}
+
+void block_data_make(struct block_data *d, const struct block_case *c)
+{
+	int64_t n = (int64_t)c->T * c->H, s[3];
+
+	memset(d, 0, sizeof *d);
+	d->c = *c;
+	state = (moe_test_seed() + (uint64_t)c->seed * 7919 + 1) * 0x9e3779b97f4a7c15u | 1;
+	for (int i = 0; i < BLOCK_WEIGHTS; i++) {
+		int ndim = block_shape(c, (enum moe_block_array)i, s);
+
+		if (!ndim)
+			continue;
+		d->n[i] = moe_shape_count(ndim, s);
+		d->w[i] = randoms(d->n[i], 1.7 / sqrt((double)s[ndim - 1]));
+	}
+	if (c->share_a && c->r)
+		memcpy(d->w[MOE_BLOCK_UP_LORA_A], d->w[MOE_BLOCK_GATE_LORA_A],
+		       (size_t)d->n[MOE_BLOCK_UP_LORA_A] * sizeof(float));
+	d->x = randoms(n, 1.5);
+	d->grad_out = randoms(n, 1);
+	d->out = calloc((size_t)n + 1, sizeof(float));
+	d->grad_x = calloc((size_t)n + 1, sizeof(float));
+	d->grad_weights = calloc((size_t)(c->T * c->k) + 1, sizeof(float));
+	make_routing(d);
+}
+
+void block_data_free(struct block_data *d)
+{
+	for (int i = 0; i < BLOCK_WEIGHTS; i++)
+		free(d->w[i]);
+	free(d->x), free(d->grad_out), free(d->weights), free(d->out);
+	free(d->grad_x), free(d->grad_weights), free(d->ids);
+}
+
+struct moe_array matrix_of(void *data, enum moe_dtype dtype, int64_t rows, int64_t cols)
+{
+	return (struct moe_array){ .data = data, .dtype = dtype, .ndim = 2, .shape = { rows, cols } };
+}
+
+struct moe_adamw_params adamw_default(void)
+{
+	return (struct moe_adamw_params){ .struct_size = sizeof(struct moe_adamw_params),
+					  .learning_rate = 1e-2,
+					  .beta1 = .9,
+					  .beta2 = .99,
+					  .eps = 1e-8,
+					  .weight_decay = .01 };
+}
+
+struct moe_block_params block_params_of(const struct block_case *c)
+{
+	return (struct moe_block_params){
+		.struct_size = sizeof(struct moe_block_params),
+		.hidden = c->H,
+		.intermediate = c->I,
+		.experts = c->E,
+		.experts_per_token = c->k,
+		.router = c->router ? "softmax_topk" : NULL,
+		.router_normalise = c->normalise,
+		.aux_loss_coef = c->aux,
+		.shared_intermediate = c->shared,
+		.shared_sigmoid = c->sigmoid,
+		.lora_rank = c->r,
+		.lora_alpha = 1.5f * (float)c->r,
+		.lora_share_a = c->share_a,
+		.base_gradients = c->base_grads,
+		.weight_dtype = MOE_F32,
+		.expected_tokens = c->T,
+		.group_size = c->group_size,
+		.slices_i = c->slices_i,
+		.slices_h = c->slices_h,
+	};
+}
+
+enum moe_status block_fill(struct moe_block *b, const struct block_data *d)
+{
+	for (int i = 0; i < BLOCK_WEIGHTS; i++) {
+		struct moe_array a = { .data = d->w[i], .dtype = MOE_F32 };
+
+		a.ndim = block_shape(&d->c, (enum moe_block_array)i, a.shape);
+		if (a.ndim)
+			MOE_TRY(moe_block_set(b, (enum moe_block_array)i, &a));
+	}
+	return MOE_OK;
+}
+
+struct moe_block *block_make(struct moe_engine *e, const struct block_case *c,
+			     const struct block_data *d, const struct moe_block_params *p)
+{
+	struct moe_block_params own = block_params_of(c);
+	struct moe_block *b = NULL;
+
+	if (CHECK_OK(moe_block_create(e, p ? p : &own, &b)))
+		CHECK_OK(block_fill(b, d));
+	return b;
+}
+
+enum moe_status block_forward(struct moe_block *b, struct block_data *d, bool save, float *out)
+{
+	const struct block_case *c = &d->c;
+	struct moe_array x = matrix_of(d->x, MOE_F32, c->T, c->H);
+	struct moe_array o = matrix_of(out, MOE_F32, c->T, c->H);
+	struct moe_array ids = matrix_of(d->ids, MOE_I32, c->T, c->k);
+	struct moe_array w = matrix_of(d->weights, MOE_F32, c->T, c->k);
+
+	return moe_block_forward(b, &x, c->router ? NULL : &ids, c->router ? NULL : &w, save, &o);
+}
+
+enum moe_status block_backward(struct moe_block *b, struct block_data *d)
+{
+	const struct block_case *c = &d->c;
+	struct moe_array go = matrix_of(d->grad_out, MOE_F32, c->T, c->H);
+	struct moe_array gx = matrix_of(d->grad_x, MOE_F32, c->T, c->H);
+	struct moe_array gw = matrix_of(d->grad_weights, MOE_F32, c->T, c->k);
+
+	return moe_block_backward(b, &go, &gx, &gw);
+}
+
+uint64_t hash_of(uint64_t h, const void *data, size_t bytes)
+{
+	const unsigned char *p = data;
+
+	for (size_t i = 0; i < bytes; i++)
+		h = (h ^ p[i]) * 0x100000001b3ull;
+	return h;
+}
+
+double *block_get(struct moe_block *b, const struct block_case *c, enum moe_block_array which,
+		  bool gradient)
+{
+	struct moe_array a = { .dtype = MOE_F64 };
+	int64_t n;
+
+	a.ndim = block_shape(c, which, a.shape);
+	n = moe_shape_count(a.ndim, a.shape);
+	a.data = calloc((size_t)n + 1, sizeof(double));
+	CHECK_OK(gradient ? moe_block_get_gradient(b, which, &a) : moe_block_get(b, which, &a));
+	return a.data;
+}
+
+static uint64_t hash_arrays(struct moe_block *b, const struct block_data *d, bool gradient, uint64_t h)
+{
+	int first = gradient && d->c.base_grads ? 0 : MOE_BLOCK_GATE_LORA_A;
+
+	for (int i = first; i < BLOCK_WEIGHTS; i++) {
+		double *v;
+
+		if (!d->w[i])
+			continue;
+		v = block_get(b, &d->c, (enum moe_block_array)i, gradient);
+		h = hash_of(h, v, (size_t)d->n[i] * sizeof *v);
+		free(v);
+	}
+	return h;
+}
+
+uint64_t block_step(struct moe_block *b, struct block_data *d, uint64_t h)
+{
+	struct moe_adamw_params adamw = adamw_default();
+	size_t n = (size_t)d->c.T * (size_t)d->c.H * sizeof(float);
+
+	CHECK_OK(block_forward(b, d, true, d->out));
+	h = hash_of(h, d->out, n);
+	CHECK_OK(block_backward(b, d));
+	h = hash_of(h, d->grad_x, n);
+	h = hash_of(h, d->grad_weights, (size_t)(d->c.T * d->c.k) * sizeof(float));
+	h = hash_arrays(b, d, true, h);
+	if (!d->c.r)
+		return h;
+	CHECK_OK(moe_block_update(b, &adamw));
+	return hash_arrays(b, d, false, h);
+}
+
+double relative_error(const double *got, const double *want, int64_t n)
+{
+	double diff = 0, base = 0;
+
+	for (int64_t i = 0; i < n; i++) {
+		diff += (got[i] - want[i]) * (got[i] - want[i]);
+		base += want[i] * want[i];
+	}
+	return base > 0 ? sqrt(diff / base) : sqrt(diff);
+}
+
+/* ---- the reference ---- */
+
+/* y = W x, W [n, k] */
+static void times(int n, int k, const float *W, const double *x, double *y)
+{
+	for (int i = 0; i < n; i++, W += k) {
+		double s[4] = { 0 };
+		int j = 0;
+
+		for (; j + 4 <= k; j += 4)
+			for (int u = 0; u < 4; u++)
+				s[u] += W[j + u] * x[j + u];
+		for (; j < k; j++)
+			s[0] += W[j] * x[j];
+		y[i] = s[0] + s[1] + s[2] + s[3];
+	}
+}
+
+/* x += f W^T y */
+static void times_t(int n, int k, const float *W, const double *y, double f, double *x)
+{
+	for (int i = 0; i < n; i++, W += k)
+		for (int j = 0; j < k; j++)
+			x[j] += f * y[i] * W[j];
+}
+
+/* G += f y x^T; G NULL: not wanted */
+static void outer(int n, int k, const double *y, const double *x, double f, double *G)
+{
+	for (int i = 0; G && i < n; i++, G += k)
+		for (int j = 0; j < k; j++)
+			G[j] += f * y[i] * x[j];
+}
+
+static double sigmoid(double x)
+{
+	return 1 / (1 + exp(-x));
+}
+
+/* One expert (index e) or the shared one (e < 0) on one row. */
+struct swiglu {
+	int H, I, r;
+	double s;
+	const float *w[3], *a[3], *b[3]; /* gate, up, down */
+	double *gw[3], *ga[3], *gb[3];
+	double *gate, *up, *h, *y, *u[3], *dh, *dgate, *dup, *du[3];
+};
+
+static void linear(const struct swiglu *m, int i, int n, int k, const double *x, double *y)
+{
+	double *t = calloc((size_t)MOE_MAX(n, 1), sizeof *t);
+
+	times(n, k, m->w[i], x, y);
+	if (m->r) {
+		times(m->r, k, m->a[i], x, m->u[i]);
+		times(n, m->r, m->b[i], m->u[i], t);
+		for (int j = 0; j < n; j++)
+			y[j] += m->s * t[j];
+	}
+	free(t);
+}
+
+/* dx += through linear i */
+static void linear_bwd(const struct swiglu *m, int i, int n, int k, const double *x, const double *dy,
+		       double *dx)
+{
+	times_t(n, k, m->w[i], dy, 1, dx);
+	outer(n, k, dy, x, 1, m->gw[i]);
+	if (!m->r)
+		return;
+	memset(m->du[i], 0, (size_t)m->r * sizeof(double));
+	times_t(n, m->r, m->b[i], dy, m->s, m->du[i]);
+	times_t(m->r, k, m->a[i], m->du[i], 1, dx);
+	outer(n, m->r, dy, m->u[i], m->s, m->gb[i]);
+	outer(m->r, k, m->du[i], x, 1, m->ga[i]);
+}
+
+static void swiglu_forward(const struct swiglu *m, const double *x)
+{
+	linear(m, 0, m->I, m->H, x, m->gate);
+	linear(m, 1, m->I, m->H, x, m->up);
+	for (int i = 0; i < m->I; i++)
+		m->h[i] = m->gate[i] * sigmoid(m->gate[i]) * m->up[i];
+	linear(m, 2, m->H, m->I, m->h, m->y);
+}
+
+static void swiglu_backward(const struct swiglu *m, const double *x, const double *dy, double *dx)
+{
+	memset(m->dh, 0, (size_t)m->I * sizeof(double));
+	linear_bwd(m, 2, m->H, m->I, m->h, dy, m->dh);
+	for (int i = 0; i < m->I; i++) {
+		double g = m->gate[i], q = sigmoid(g);
+
+		m->dgate[i] = m->dh[i] * m->up[i] * q * (1 + g * (1 - q));
+		m->dup[i] = m->dh[i] * g * q;
+	}
+	linear_bwd(m, 0, m->I, m->H, x, m->dgate, dx);
+	linear_bwd(m, 1, m->I, m->H, x, m->dup, dx);
+}
+
+static double *zeros(int64_t n)
+{
+	return calloc((size_t)n + 1, sizeof(double));
+}
+
+static void swiglu_alloc(struct swiglu *m, int H, int I, int r)
+{
+	m->H = H;
+	m->I = I;
+	m->r = r;
+	m->gate = zeros(I), m->up = zeros(I), m->h = zeros(I), m->y = zeros(H);
+	m->dh = zeros(I), m->dgate = zeros(I), m->dup = zeros(I);
+	for (int i = 0; i < 3; i++)
+		m->u[i] = zeros(r), m->du[i] = zeros(r);
+}
+
+static void swiglu_free(struct swiglu *m)
+{
+	free(m->gate), free(m->up), free(m->h), free(m->y);
+	free(m->dh), free(m->dgate), free(m->dup);
+	for (int i = 0; i < 3; i++)
+		free(m->u[i]), free(m->du[i]);
+}
+
+/* Points m at expert e's weights and gradients. */
+static void swiglu_expert(struct swiglu *m, const struct block_data *d, struct block_reference *r, int e)
+{
+	static const int w[3] = { MOE_BLOCK_GATE_PROJ, MOE_BLOCK_UP_PROJ, MOE_BLOCK_DOWN_PROJ };
+	static const int a[3] = { MOE_BLOCK_GATE_LORA_A, MOE_BLOCK_UP_LORA_A, MOE_BLOCK_DOWN_LORA_A };
+	static const int b[3] = { MOE_BLOCK_GATE_LORA_B, MOE_BLOCK_UP_LORA_B, MOE_BLOCK_DOWN_LORA_B };
+#define PIECE(list, i) (list[i] ? list[i] + d->n[i] / d->c.E * e : NULL)
+
+	for (int i = 0; i < 3; i++) {
+		/* a shared A gets both gradients in gate's array */
+		int ga = i == 1 && d->c.share_a ? a[0] : a[i];
+
+		m->w[i] = PIECE(d->w, w[i]);
+		m->a[i] = PIECE(d->w, a[i]);
+		m->b[i] = PIECE(d->w, b[i]);
+		m->gw[i] = PIECE(r->grad, w[i]);
+		m->ga[i] = PIECE(r->grad, ga);
+		m->gb[i] = PIECE(r->grad, b[i]);
+	}
+#undef PIECE
+}
+
+static void token_experts(struct swiglu *m, const struct block_data *d, struct block_reference *r,
+			  const int32_t *ids, const double *w, int t, const double *x, const double *dy)
+{
+	const struct block_case *c = &d->c;
+	double *out = r->out + (int64_t)t * c->H, *scaled = zeros(c->H);
+
+	for (int j = 0; j < c->k; j++) {
+		int e = ids[j];
+		double dot = 0;
+
+		if (e < 0)
+			continue;
+		swiglu_expert(m, d, r, e);
+		swiglu_forward(m, x);
+		for (int i = 0; i < c->H; i++) {
+			out[i] += w[j] * m->y[i];
+			dot += dy[i] * m->y[i];
+			scaled[i] = w[j] * dy[i];
+		}
+		r->grad_weights[t * c->k + j] = dot;
+		swiglu_backward(m, x, scaled, r->grad_x + (int64_t)t * c->H);
+	}
+	free(scaled);
+}
+
+static void token_shared(struct swiglu *m, const struct block_data *d, struct block_reference *r, int t,
+			 const double *x, const double *dy)
+{
+	const struct block_case *c = &d->c;
+	double *gx = r->grad_x + (int64_t)t * c->H, *scaled = zeros(c->H), q = 1, arg = 0, dot = 0;
+
+	for (int i = 0; i < 3; i++) {
+		m->w[i] = d->w[MOE_BLOCK_SHARED_GATE + i];
+		m->gw[i] = r->grad[MOE_BLOCK_SHARED_GATE + i];
+	}
+	swiglu_forward(m, x);
+	if (c->sigmoid) {
+		times(1, c->H, d->w[MOE_BLOCK_SHARED_ROUTER], x, &arg);
+		q = sigmoid(arg);
+	}
+	for (int i = 0; i < c->H; i++) {
+		r->out[(int64_t)t * c->H + i] += q * m->y[i];
+		dot += dy[i] * m->y[i];
+		scaled[i] = q * dy[i];
+	}
+	swiglu_backward(m, x, scaled, gx);
+	if (c->sigmoid) {
+		arg = dot * q * (1 - q);
+		times_t(1, c->H, d->w[MOE_BLOCK_SHARED_ROUTER], &arg, 1, gx);
+		outer(1, c->H, &arg, x, 1, r->grad[MOE_BLOCK_SHARED_ROUTER]);
+	}
+	free(scaled);
+}
+
+/* p [T, E] */
+static void probabilities(const struct block_data *d, const double *x, double *p)
+{
+	const struct block_case *c = &d->c;
+
+	for (int t = 0; t < c->T; t++, p += c->E, x += c->H) {
+		double max, sum = 0;
+
+		times(c->E, c->H, d->w[MOE_BLOCK_ROUTER], x, p);
+		max = p[0];
+		for (int e = 1; e < c->E; e++)
+			max = MOE_MAX(max, p[e]);
+		for (int e = 0; e < c->E; e++)
+			sum += p[e] = exp(p[e] - max);
+		for (int e = 0; e < c->E; e++)
+			p[e] /= sum;
+	}
+}
+
+/* dL/dp of one token, from the gradients of the weights and of the auxiliary loss */
+static void grad_probabilities(const struct block_case *c, const double *p, const int32_t *ids,
+			       const double *gw, const double *share, double *dp)
+{
+	double S = 0, dot = 0;
+
+	for (int j = 0; j < c->k; j++)
+		S += p[ids[j]];
+	for (int j = 0; j < c->k; j++)
+		dot += gw[j] * p[ids[j]] / S;
+	for (int e = 0; e < c->E; e++)
+		dp[e] = c->aux * c->E * share[e] / c->T;
+	for (int j = 0; j < c->k; j++)
+		dp[ids[j]] += c->normalise ? (gw[j] - dot) / S : gw[j];
+}
+
+static void router_backward(const struct block_data *d, struct block_reference *r, const double *x,
+			    const double *p, const int32_t *ids)
+{
+	const struct block_case *c = &d->c;
+	double *share = zeros(c->E), *dp = zeros(c->E), *mean = zeros(c->E);
+
+	for (int i = 0; i < c->T * c->k; i++)
+		share[ids[i]] += 1.0 / c->T;
+	for (int i = 0; i < c->T * c->E; i++)
+		mean[i % c->E] += p[i] / c->T;
+	r->aux = 0;
+	for (int e = 0; e < c->E; e++)
+		r->aux += c->E * share[e] * mean[e];
+	for (int t = 0; t < c->T; t++, x += c->H, p += c->E) {
+		double *g = r->grad_logits + (int64_t)t * c->E, dot = 0;
+
+		grad_probabilities(c, p, ids + (int64_t)t * c->k, r->grad_weights + (int64_t)t * c->k,
+				   share, dp);
+		for (int e = 0; e < c->E; e++)
+			dot += dp[e] * p[e];
+		for (int e = 0; e < c->E; e++)
+			g[e] = p[e] * (dp[e] - dot);
+		times_t(c->E, c->H, d->w[MOE_BLOCK_ROUTER], g, 1, r->grad_x + (int64_t)t * c->H);
+		outer(c->E, c->H, g, x, 1, r->grad[MOE_BLOCK_ROUTER]);
+	}
+	free(share), free(dp), free(mean);
+}
+
+static void reference_alloc(struct block_reference *r, const struct block_data *d)
+{
+	const struct block_case *c = &d->c;
+	int64_t n = (int64_t)c->T * c->H;
+
+	free(r->out), free(r->grad_x), free(r->grad_weights), free(r->grad_logits);
+	r->out = zeros(n);
+	r->grad_x = zeros(n);
+	r->grad_weights = zeros((int64_t)c->T * c->k);
+	r->grad_logits = zeros((int64_t)c->T * c->E);
+	for (int i = 0; i < BLOCK_WEIGHTS; i++)
+		if (d->w[i] && !r->grad[i])
+			r->grad[i] = zeros(d->n[i]);
+}
+
+void block_reference(struct block_reference *r, const struct block_data *d, const int32_t *ids)
+{
+	const struct block_case *c = &d->c;
+	int64_t n = (int64_t)c->T * c->H;
+	struct swiglu m = { .s = 1.5 }, shared = { .s = 1 };
+	double *x = zeros(n), *dy = zeros(n), *w = zeros((int64_t)c->T * c->k);
+	double *p = zeros((int64_t)c->T * c->E);
+
+	reference_alloc(r, d);
+	swiglu_alloc(&m, c->H, c->I, c->r);
+	swiglu_alloc(&shared, c->H, c->shared, 0);
+	for (int64_t i = 0; i < n; i++)
+		x[i] = d->x[i], dy[i] = d->grad_out[i];
+	for (int i = 0; i < c->T * c->k; i++)
+		w[i] = d->weights[i];
+	if (c->router) {
+		probabilities(d, x, p);
+		for (int t = 0; t < c->T; t++) {
+			double S = 0;
+
+			for (int j = 0; j < c->k; j++)
+				S += p[t * c->E + ids[t * c->k + j]];
+			for (int j = 0; j < c->k; j++)
+				w[t * c->k + j] =
+					p[t * c->E + ids[t * c->k + j]] / (c->normalise ? S : 1);
+		}
+	}
+	for (int t = 0; t < c->T; t++) {
+		token_experts(&m, d, r, ids + (int64_t)t * c->k, w + (int64_t)t * c->k, t,
+			      x + (int64_t)t * c->H, dy + (int64_t)t * c->H);
+		if (c->shared)
+			token_shared(&shared, d, r, t, x + (int64_t)t * c->H, dy + (int64_t)t * c->H);
+	}
+	if (c->router)
+		router_backward(d, r, x, p, ids);
+	if (c->share_a && c->r) /* both names are one array */
+		memcpy(r->grad[MOE_BLOCK_UP_LORA_A], r->grad[MOE_BLOCK_GATE_LORA_A],
+		       (size_t)d->n[MOE_BLOCK_UP_LORA_A] * sizeof(double));
+	swiglu_free(&m);
+	swiglu_free(&shared);
+	free(x), free(dy), free(w), free(p);
+}
+
+void block_reference_free(struct block_reference *r)
+{
+	free(r->out), free(r->grad_x), free(r->grad_weights), free(r->grad_logits);
+	for (int i = 0; i < BLOCK_WEIGHTS; i++)
+		free(r->grad[i]);
+	memset(r, 0, sizeof *r);
+}

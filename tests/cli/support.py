@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the moesaic command on copies of the tiny checkpoint; writes token files without any package."""
+
+import array
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+TOOL = os.environ["MOESAIC_TOOL"]
+MODEL = os.path.join(ROOT, "tests", "fixtures", "ckpt", "qwen3moe")
+VENV_PYTHON = os.path.join(ROOT, "build", "venv", "bin", "python")
+QUICK_TEMPLATE = os.path.join(ROOT, "tests", "fixtures", "demo", "quick.jinja")
+
+
+def environment():
+    python = VENV_PYTHON if os.path.exists(VENV_PYTHON) else sys.executable
+    more = {"MOESAIC_PYTHON": python, "PYTHONPATH": os.path.join(ROOT, "python"), "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**os.environ, **more}
+
+
+def save_tensors(path, arrays, metadata):
+    """arrays: name -> (dtype name, shape, bytes)"""
+    header, at = {"__metadata__": metadata}, 0
+    for name, (dtype, shape, data) in arrays.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _, _, data in arrays.values():
+            file.write(data)
+
+
+def save_tokens(path, documents, trained=True):
+    """One document a row; every token but the first is trained, or none."""
+    ids = [token for document in documents for token in document]
+    labels = [token if trained and i else -100 for document in documents for i, token in enumerate(document)]
+    offsets = [0]
+    for document in documents:
+        offsets.append(offsets[-1] + len(document))
+    rows = list(range(len(documents) + 1))
+    arrays = {
+        "doc_offsets": ("I64", [len(offsets)], array.array("q", offsets).tobytes()),
+        "pack_offsets": ("I64", [len(rows)], array.array("q", rows).tobytes()),
+        "input_ids": ("I32", [len(ids)], array.array("i", ids).tobytes()),
+        "labels": ("I32", [len(labels)], array.array("i", labels).tobytes()),
+    }
+    metadata = {"format": "moesaic-tokens-1", "tokenizer_vocab_size": "2048", "cutoff_len": "64", "hash": "0" * 64}
+    save_tensors(path, arrays, metadata)
+
+
+def documents(count, length=24, vocab=2048):
+    """Documents with a pattern that can be learned: counting in steps."""
+    return [[(1 + 7 * d + (d % 5 + 1) * i) % vocab for i in range(length)] for d in range(count)]
+
+
+class Case(unittest.TestCase):
+    maxDiff = None
+
+    def setUp(self):
+        self._folder = tempfile.TemporaryDirectory(prefix="moesaic-cli-")
+        self.addCleanup(self._folder.cleanup)
+        self.out = self.path("out")
+
+    def path(self, *parts):
+        return os.path.join(self._folder.name, *parts)
+
+    def write(self, name, text):
+        with open(self.path(name), "w", encoding="utf-8") as file:
+            file.write(text)
+        return self.path(name)
+
+    def tokens(self, name="train.safetensors", count=16, **options):
+        save_tokens(self.path(name), documents(count), **options)
+        return self.path(name)
+
+    def model(self):
+        """A copy that the test may spoil."""
+        if not os.path.exists(self.path("model")):
+            shutil.copytree(MODEL, self.path("model"))
+        return self.path("model")
+
+    def run_tool(self, *arguments, **options):
+        return subprocess.run(
+            [TOOL, *map(str, arguments)], capture_output=True, text=True, env=environment(), timeout=300, **options
+        )
+
+    def good(self, *arguments, **options):
+        result = self.run_tool(*arguments, **options)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return result
+
+    def bad(self, code, *arguments, **options):
+        """Exactly one line of error, no half-written output."""
+        result = self.run_tool(*arguments, **options)
+        self.assertEqual(result.returncode, code, result.stderr)
+        lines = result.stderr.strip().split("\n")
+        self.assertEqual(len(lines), 1, result.stderr)
+        self.assertRegex(lines[0], r"^moesaic( [a-z]+)?: .{8}")
+        return lines[0]
+
+    def train_arguments(self, *more, model=MODEL, data=None):
+        data = data or self.tokens()
+        flags = "--lora-rank 4 --batch-size 2 --threads 2 --quiet --learning-rate 1e-3".split()
+        return ["train", "--model", model, "--data", data, "--output-dir", self.out, *flags, *map(str, more)]
+
+    def bad_training(self, code, *more, **options):
+        line = self.bad(code, *self.train_arguments(*more, **options))
+        self.assertFalse(os.path.exists(self.out), "the output folder was made")
+        return line
+
+    def read(self, *parts):
+        with open(self.path(*parts), "rb") as file:
+            return file.read()

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--config: YAML and JSON, LLaMA-Factory's and ktransformers' files, run.yaml as input."""
+
+import json
+import os
+import unittest
+
+from support import MODEL, Case
+
+KT = """
+### model
+model_name_or_path: {model}
+trust_remote_code: true
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 4
+lora_target: all
+dataset: mine
+dataset_dir: {folder}
+template: deepseek
+cutoff_len: 64
+overwrite_cache: true
+preprocessing_num_workers: 16
+output_dir: {folder}/out
+logging_steps: 10
+save_steps: 500
+plot_loss: true
+overwrite_output_dir: true
+report_to: none
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 2
+learning_rate: 1.0e-4
+num_train_epochs: 1.0
+lr_scheduler_type: cosine
+warmup_ratio: 0.1
+bf16: true
+ddp_timeout: 180000000
+resume_from_checkpoint: null
+use_kt: true
+kt_cpu_activation: retain
+kt_config: {{kt_expert_weight_format: bf16, kt_backend: AMXBF16, kt_num_threads: 2, kt_tp_enabled: true,
+             kt_threadpool_count: 2, kt_max_cache_depth: 2, kt_share_backward_bb: true}}
+"""
+
+
+class Config(Case):
+    def test_errors(self):
+        for name, text, part in (
+            ("a.yaml", "lora_rnak: 3", "unknown key 'lora_rnak'; did you mean 'lora_rank'?"),
+            ("a.yaml", "lora_rank: [1, 2]", "takes one value"),
+            ("a.yaml", "lora_rank: x", "not a whole number"),
+            ("a.yaml", "lora_rank: 0", "must be at least 1"),
+            ("a.yaml", "lora_rank: 1\nlora_rank: 2", "appears twice"),
+            ("a.yaml", "method: full", "not in this version yet"),
+            ("a.yaml", "stage: dpo", "only supervised fine-tuning"),
+            ("a.yaml", "a: [", "line 2"),
+            ("a.yaml", "- a", "not a list of"),
+            ("a.yaml", "a: &x {b: *x}", "nested deeper"),
+            ("a.json", '{"lora_rank": "x"}', "not a whole number"),
+            ("a.json", '{"lora_rank": 3', "not JSON"),
+        ):
+            with self.subTest(text):
+                self.assertIn(part, self.bad(2, "train", "--config", self.write(name, text)))
+        self.assertIn("No such file", self.bad(2, "train", "--config", self.path("absent.yaml")))
+
+    def test_flags_override_files(self):
+        config = self.write("a.yaml", f"model: {MODEL}\nlora_rank: 3\nbatch_tokens: 64\nthreads: 2\n")
+        self.good("train", "--config", config, "--data", self.tokens(), "--output-dir", self.out,
+                  "--lora-rank", "2", "--batch-size", "2", "--max-steps", "1", "--quiet")  # fmt: skip
+        text = self.read("out", "run.yaml").decode()
+        self.assertIn("\nlora_rank: 2\n", text)
+        self.assertIn("\nlora_alpha: 4\n", text)
+        self.assertIn("\nbatch_size: 2\n", text)
+        self.assertNotIn("batch_tokens", text)
+        self.assertIn("# command line:", text)
+        self.assertRegex(text, r"^# moesaic \d")
+
+    def test_a_kt_file_runs(self):
+        self.write("dataset_info.json", json.dumps({"mine": {"file_name": "train.safetensors"}}))
+        self.tokens()
+        config = self.write("kt.yaml", KT.format(model=MODEL, folder=self.path()))
+        result = self.good("train", "--config", config, "--max-steps", "2", "--json")
+        self.assertEqual(json.loads(result.stdout)["steps"], 2)
+        ignored = [line for line in result.stderr.split("\n") if "ignored" in line]
+        self.assertEqual(len(ignored), 1)
+        for key in ("template", "kt_backend", "bf16", "plot_loss"):
+            self.assertIn(key, ignored[0])
+
+    def test_unknown_dataset(self):
+        self.write("dataset_info.json", json.dumps({"identity": {"file_name": "x.json"}}))
+        line = self.bad(2, "train", "--model", MODEL, "--dataset", "identty", "--dataset-dir", self.path(),
+                        "--output-dir", self.out)  # fmt: skip
+        self.assertIn("did you mean 'identity'?", line)
+
+    def test_run_yaml_gives_the_same_run(self):
+        self.good(*self.train_arguments("--max-steps", 3, "--lora-target", "experts", "q_proj", "--seed", 7,
+                                        "--gradient-accumulation-steps", 2))  # fmt: skip
+        self.good("train", "--config", self.path("out", "run.yaml"), "--output-dir", self.path("again"), "--quiet")
+        adapters = [self.read(folder, "adapter_model.safetensors") for folder in ("out", "again")]
+        self.assertEqual(*adapters)
+        texts = [self.read(folder, "run.yaml").decode().split("\n")[2:] for folder in ("out", "again")]
+        differing = [pair for pair in zip(*texts) if pair[0] != pair[1]]
+        self.assertEqual(len(differing), 1)
+        self.assertTrue(differing[0][0].startswith("output_dir:"))
+        self.assertFalse(os.path.exists(self.path("again", "run.yaml.tmp")))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Help, unknown names, values out of range, flags that are not built yet."""
+
+import unittest
+
+from support import Case
+
+COMMANDS = ["train", "data", "eval", "generate"]
+
+
+class Flags(Case):
+    def test_help_fits_a_screen(self):
+        for arguments in (["--help"], *([c, "--help"] for c in COMMANDS)):
+            lines = self.good(*arguments).stdout.split("\n")
+            self.assertLessEqual(len(lines), 45, arguments)
+            self.assertLessEqual(max(map(len, lines)), 80, arguments)
+
+    def test_help_all_has_every_flag_once(self):
+        text = self.good("train", "--help-all").stdout
+        flags = [line.split()[0] for line in text.split("\n") if line.startswith("  --")]
+        self.assertEqual(len(flags), len(set(flags)))
+        for flag in "--expert-lora-rank --share-a --rslora --on-nan --save-total-limit --trace --numa".split():
+            self.assertIn(flag, flags)
+
+    def test_version(self):
+        self.assertRegex(self.good("--version").stdout, r"^moesaic \d+\.\d+\.\d+\n$")
+
+    def test_no_command_is_usage(self):
+        result = self.run_tool()
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("usage: moesaic", result.stdout)
+
+    def test_unknown_names_suggest(self):
+        for arguments, near in (
+            (["trian"], "'train'"),
+            (["train", "--lora-rnak", "3"], "--lora-rank"),
+            (["train", "--epoch", "3"], "--epochs"),
+            (["generate", "--temprature", "1"], "--temperature"),
+            (["data", "--cutof-len", "1"], "--cutoff-len"),
+        ):
+            self.assertIn(f"did you mean {near}?", self.bad(2, *arguments))
+
+    def test_values(self):
+        for flags, part in (
+            (["--lora-rank", "0"], "--lora-rank 0: must be at least 1"),
+            (["--lora-rank", "x"], "is not a whole number"),
+            (["--lora-rank"], "needs a value"),
+            (["--learning-rate", "0"], "must be above 0"),
+            (["--learning-rate", "nan"], "is not a number"),
+            (["--memory-limit", "12 parsecs"], "is not a size"),
+            (["--shuffle", "maybe"], "expected on or off"),
+            (["--train-on", "user"], "expected assistant|last|all"),
+            (["--lr-scheduler-type", "cosin"], "expected cosine|"),
+            (["--warmup-ratio", "1.5"], "must be at most 1"),
+            (["stray"], "unexpected argument"),
+            ([], "--model DIR is missing"),
+        ):
+            self.assertIn(part, self.bad(2, "train", *flags))
+
+    def test_not_built_yet_is_refused(self):
+        for flags in (
+            ["--method", "full"],
+            ["--lora-dropout", "0.1"],
+            ["--weights", "int8"],
+            ["--trace", "t.mxt"],
+            ["--train-router"],
+            ["--z-loss", "0.1"],
+            ["--adapter-format", "kt"],
+            ["--recompute", "always"],
+            ["--eval-split", "0.1"],
+        ):
+            self.assertIn("not in this version yet", self.bad(2, "train", *flags))
+        for command in ("merge", "convert", "doctor", "bench"):
+            self.assertIn("not in this version yet", self.bad(2, command))
+
+    def test_defaults_of_unbuilt_flags_pass(self):
+        flags = ["--method", "lora", "--lora-dropout", "0.0", "--weights", "keep", "--z-loss", "0"]
+        self.assertIn("--output-dir DIR is missing", self.bad(2, *self.without_output(*flags)))
+
+    def without_output(self, *flags):
+        arguments = self.train_arguments(*flags)
+        at = arguments.index("--output-dir")
+        return arguments[:at] + arguments[at + 2 :]
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that need the Python package: data, json given to train, generate. Skipped (77) without build/venv."""
+
+import json
+import os
+import sys
+import unittest
+
+from support import MODEL, QUICK_TEMPLATE, VENV_PYTHON, Case
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there."}]}
+
+
+class PythonSide(Case):
+    def rows(self, *rows, name="chat.jsonl"):
+        return self.write(name, "".join(json.dumps(row) + "\n" for row in rows))
+
+    def test_data(self):
+        result = self.good("data", "--model", MODEL, "--data", self.rows(CHAT), "--chat-template", QUICK_TEMPLATE,
+                           "--output", self.path("t.safetensors"), "--json")  # fmt: skip
+        self.assertEqual(json.loads(result.stdout)["docs"], 1)
+        self.assertTrue(os.path.exists(self.path("t.safetensors")))
+
+    def test_train_on_json_uses_its_tokens_again(self):
+        data = self.rows(CHAT, CHAT)
+        flags = ["--chat-template", QUICK_TEMPLATE, "--cutoff-len", 64, "--max-steps", 1]
+        self.good(*self.train_arguments(*flags, data=data))
+        made = [name for name in os.listdir(self.out) if name.startswith("tokens-")]
+        self.assertEqual(len(made), 1)
+        before = os.stat(os.path.join(self.out, made[0])).st_mtime_ns
+        self.good(*self.train_arguments(*flags, "--overwrite", data=data))
+        self.assertEqual(os.stat(os.path.join(self.out, made[0])).st_mtime_ns, before)
+
+    def test_bad_data(self):
+        wizard = {"messages": [{"role": "wizard", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+        asks = {"messages": [{"role": "user", "content": "Hi"}]}
+        for rows, part in (
+            ([wizard], "wizard"),
+            ([asks], "trained token"),
+            ([{"input_ids": [5, 6, 7], "labels": [-100, -100, -100]}], "trained token"),
+            ([{"what": 1}], "chat.jsonl"),
+            ([], "chat.jsonl"),
+        ):
+            with self.subTest(part=part):
+                line = self.bad_training(2, "--chat-template", QUICK_TEMPLATE, data=self.rows(*rows))
+                self.assertIn(part, line)
+
+    def test_model_errors_leave_no_tokens(self):
+        data = self.rows(CHAT)
+        self.bad_training(2, "--chat-template", QUICK_TEMPLATE, "--lora-target", "w_proj", data=data)
+        self.bad_training(3, "--chat-template", QUICK_TEMPLATE, "--memory-limit", "1MB", data=data)
+
+    def test_generate(self):
+        flags = ["generate", "--model", MODEL, "--raw", "--max-new-tokens", 12, "--threads", 2]
+        text = self.good(*flags, "foo: ").stdout
+        answer = json.loads(self.good(*flags, "--json", "foo: ").stdout)
+        self.assertEqual(text, answer["text"] + "\n")
+        self.assertEqual(answer["prompt"], "foo: ")
+        self.assertLessEqual(answer["tokens"], 12)
+        lines = self.good(*flags, "--json", input="foo: \nbar: \n").stdout.strip().split("\n")
+        self.assertEqual(len(lines), 2)
+        self.assertEqual(json.loads(lines[0])["text"], answer["text"])
+        sampled = [
+            self.good(*flags, "--temperature", 1, "--top-p", 0.9, "--seed", seed, "foo: ").stdout
+            for seed in (1, 1, 2, 3)
+        ]
+        self.assertEqual(sampled[0], sampled[1])
+        self.assertGreater(len(set(sampled)), 1)
+
+    def test_generate_errors(self):
+        self.assertIn("chat template", self.bad(2, "generate", "--model", MODEL, "x"))
+        self.assertIn("one prompt", self.bad(2, "generate", "--model", MODEL, "--raw", "two", "words"))
+        self.assertIn("exclude", self.bad(2, "generate", "--model", MODEL, "--raw", "--system", "s", "x"))
+        self.bad(2, "generate", "--model", MODEL, "--raw", "x " * 2000)
+
+
+if __name__ == "__main__":
+    if not os.path.exists(VENV_PYTHON):
+        print("skipped: no build/venv (./run setup makes it)")
+        sys.exit(77)
+    unittest.main()

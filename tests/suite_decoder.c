@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Decoders of every architecture against plain loops in double: loss, and gradients of every kind
+ * of LoRA by central differences; backwards that end at different layers.
+ */
+#include "tests/model_reference.h"
+
+const char moe_suite_name[] = "decoder";
+
+#define COMMON                                                                                     \
+	"\"hidden_size\":24,\"num_attention_heads\":4,\"num_hidden_layers\":3,"                    \
+	"\"rms_norm_eps\":1e-5,\"hidden_act\":\"silu\",\"max_position_embeddings\":256,"           \
+	"\"rope_theta\":500.0,"
+
+/* layer 1 dense, q, k, v biases, shared experts, tied embeddings */
+static const char qwen2_moe[] =
+	"{\"model_type\":\"qwen2_moe\"," COMMON
+	"\"vocab_size\":97,\"num_key_value_heads\":2,\"intermediate_size\":40,"
+	"\"moe_intermediate_size\":20,\"shared_expert_intermediate_size\":28,\"num_experts\":6,"
+	"\"num_experts_per_tok\":3,\"decoder_sparse_step\":1,\"mlp_only_layers\":[1],"
+	"\"norm_topk_prob\":false,\"tie_word_embeddings\":true,\"qkv_bias\":true}";
+/* head norms, biases, two chunks of vocabulary; layer 0 dense */
+static const char qwen3_moe[] =
+	"{\"model_type\":\"qwen3_moe\"," COMMON
+	"\"vocab_size\":4103,\"num_key_value_heads\":1,\"head_dim\":8,\"intermediate_size\":31,"
+	"\"moe_intermediate_size\":20,\"num_experts\":5,\"num_experts_per_tok\":2,"
+	"\"decoder_sparse_step\":1,\"mlp_only_layers\":[0],\"norm_topk_prob\":true,"
+	"\"attention_bias\":true,\"tie_word_embeddings\":false}";
+/* norms of whole projections */
+static const char olmoe[] = "{\"model_type\":\"olmoe\"," COMMON
+			    "\"vocab_size\":61,\"num_key_value_heads\":2,\"intermediate_size\":20,"
+			    "\"num_experts\":4,\"num_experts_per_tok\":2,\"norm_topk_prob\":false,"
+			    "\"tie_word_embeddings\":false}";
+static const char mixtral[] =
+	"{\"model_type\":\"mixtral\"," COMMON
+	"\"vocab_size\":61,\"num_key_value_heads\":4,\"intermediate_size\":20,"
+	"\"num_local_experts\":4,\"num_experts_per_tok\":2,\"tie_word_embeddings\":false}";
+
+static const int lengths[] = { 70, 3, 90, 1 };
+
+struct data {
+	int32_t ids[4][96], labels[4][96];
+};
+
+static void make_data(struct data *d, int64_t vocab, uint64_t seed)
+{
+	for (int i = 0; i < 4; i++)
+		for (int t = 0; t < 96; t++) {
+			d->ids[i][t] = (int32_t)((0.5f + 0.49f * ref_uniform(&seed)) * (float)vocab);
+			d->labels[i][t] = ref_uniform(&seed) > -0.3f ? d->ids[i][t] : -100;
+		}
+}
+
+static double reference(const struct ref_model *m, const struct data *d)
+{
+	double sum = 0;
+
+	for (int i = 0; i < 4; i++)
+		sum += ref_loss(m, d->ids[i], d->labels[i], lengths[i]);
+	return sum;
+}
+
+/* d(sum of losses)/d(*p); the routing does not change within the step */
+static double difference(const struct ref_model *m, const struct data *d, double *p)
+{
+	double keep = *p, h = 1e-5, up, down;
+
+	*p = keep + h;
+	up = reference(m, d);
+	*p = keep - h;
+	down = reference(m, d);
+	*p = keep;
+	return (up - down) / (2 * h);
+}
+
+struct worst {
+	double attention, experts;
+	int n;
+};
+
+/* A few elements of each array against differences; n_trained undoes the mean. */
+static void check_gradients(const struct ref_model *m, const struct moe_model *model,
+			    const struct data *d, double n_trained, uint64_t seed, struct worst *w)
+{
+	for (int l = 0; l < m->arch.n_layers; l++) {
+		const struct moe_decoder_layer *dl = &model->decoder.layers[l];
+
+		for (int j = 0; j < 8; j++) {
+			const struct moe_param *p = j % 2 ? &dl->linear[j / 2].lora_b
+							  : &dl->linear[j / 2].lora_a;
+			double *values = j % 2 ? m->lora[l].b[j / 2] : m->lora[l].a[j / 2], want;
+			int64_t at = (int64_t)((0.5f + 0.49f * ref_uniform(&seed)) * (float)p->piece);
+
+			if (!p->grad)
+				continue;
+			want = difference(m, d, values + at);
+			w->attention = fmax(w->attention, fabs((double)p->grad[at] * n_trained - want) /
+								  (fabs(want) + 0.1));
+			w->n++;
+		}
+		for (int a = 0; dl->experts && dl->experts->r && a < MOE_LORA_ARRAYS; a++) {
+			int64_t n = moe_lora_elements(dl->experts, (enum moe_lora_array)a);
+			int64_t at = (int64_t)((0.5f + 0.49f * ref_uniform(&seed)) * (float)n);
+			int e = (int)((0.5f + 0.49f * ref_uniform(&seed)) * (float)dl->experts->E);
+			float grad[4096];
+			double want = difference(m, d, m->lora[l].experts[a] + e * n + at);
+
+			moe_experts_get(dl->experts, (enum moe_lora_array)a, MOE_GRAD, e, grad);
+			w->experts = fmax(w->experts, fabs((double)grad[at] * n_trained - want) /
+							      (fabs(want) + 0.1));
+			w->n++;
+		}
+	}
+}
+
+static void check(struct moe_engine *e, const char *name, const char *config, const char *targets,
+		  int lowest)
+{
+	struct ref_model ref;
+	struct run r = { .lr = 1e-3 };
+	struct worst w = { 0 };
+	struct data d;
+	double want, got;
+
+	ref_create(&ref, name, config, 7);
+	make_data(&d, ref.arch.vocab, 11);
+	r.m = open_model(e, ref.dir, targets, 200, 2);
+	if (!r.m) {
+		ref_free(&ref);
+		return;
+	}
+	CU_ASSERT_EQUAL(r.m->tensors.lowest, lowest);
+	ref_take_lora(&ref, r.m, 5);
+	/* two micro-batches, the second one accumulating into the gradients of the first */
+	add_batch(&r, 200);
+	add_batch(&r, 200);
+	for (int i = 0; i < 4; i++)
+		moe_model_batch_add(&r.batch[i / 2], d.ids[i], d.labels[i], lengths[i]);
+	want = reference(&ref, &d);
+	got = step(&r, false) * trained(&r);
+	/* again: slots, rings and gradients are used a second time */
+	CU_ASSERT_EQUAL(step(&r, false) * trained(&r), got);
+	check_gradients(&ref, r.m, &d, trained(&r), 3, &w);
+	printf("  %s, %s: loss %.6f of %.6f; %d gradients, attention %.1e, experts %.1e\n", name,
+	       targets, got, want, w.n, w.attention, w.experts);
+	CU_ASSERT_DOUBLE_EQUAL(got, want, 2e-6 * want);
+	CU_ASSERT(w.n > 0 && w.attention < 1e-3 && w.experts < 1e-3);
+	free_run(&r);
+	moe_model_close(r.m);
+	ref_free(&ref);
+}
+
+#define ALL "experts,q_proj,k_proj,v_proj,o_proj"
+
+static void test_architectures(void)
+{
+	struct moe_engine *e = open_engine(2, 2, NULL);
+
+	check(e, "qwen2_moe", qwen2_moe, ALL, 0);
+	check(e, "qwen3_moe", qwen3_moe, ALL, 0);
+	check(e, "olmoe", olmoe, ALL, 0);
+	check(e, "mixtral", mixtral, ALL, 0);
+	OK(moe_engine_close(e));
+}
+
+static void test_partly_trained(void)
+{
+	struct moe_engine *e = open_engine(2, 1, "eager");
+
+	check(e, "experts above a dense layer", qwen3_moe, "experts", 1);
+	check(e, "experts only", qwen2_moe, "experts", 0);
+	check(e, "o only", qwen3_moe, "o_proj", 0);
+	check(e, "q only", qwen2_moe, "q_proj", 0);
+	check(e, "v only", olmoe, "v_proj,k_proj", 0);
+	OK(moe_engine_close(e));
+}
+
+const struct moe_test moe_suite_tests[] = {
+	{ "every architecture against plain loops", test_architectures },
+	{ "backwards that end at other layers", test_partly_trained },
+	{ NULL, NULL },
+};

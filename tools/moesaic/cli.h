@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What every file of the command shares: exit codes, one-line errors, the command table.
+ * The command is one process with one command in it: the name in error lines is set once.
+ */
+#ifndef MOESAIC_TOOL_CLI_H
+#define MOESAIC_TOOL_CLI_H
+
+#include "tools/moesaic/options.h"
+
+#include <moesaic.h>
+
+enum {
+	CLI_DONE = 0,
+	CLI_FAILED = 1,
+	CLI_USAGE = 2, /* bad input or usage */
+	CLI_NOFIT = 3,
+	CLI_DIVERGED = 4,
+	CLI_INTERRUPTED = 130,
+};
+
+struct command {
+	const char *name, *summary;
+	const char *operands; /* as in the usage line; NULL: takes none */
+	const struct option_group *groups; /* ends with a NULL title; NULL: no options */
+	int (*run)(struct settings *s, int argc, char **argv); /* NULL: not in this version */
+};
+
+extern const struct command *const cli_commands[]; /* NULL ends */
+
+/* "moesaic COMMAND: text" on stderr; returns code. */
+int cli_fail(int code, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* The exit code for a library status, with moe_last_error() as the text; 0 for MOE_OK. */
+int cli_status(enum moe_status status);
+/* One line on stderr unless --quiet. */
+void cli_note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+void cli_set_command(const char *name);
+void cli_set_quiet(int quiet);
+
+/* Never NULL: without memory the process ends with a message. */
+void *cli_alloc(size_t bytes);
+char *cli_format(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* The known name nearest to `name`, or NULL if none is near; names end with NULL. */
+const char *cli_nearest(const char *name, const char *const *names);
+
+void cli_usage(const struct command *c, int all);
+
+#endif

@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * --config FILE and run.yaml. YAML and JSON both become a cJSON tree whose scalars are texts; keys are
+ * the flags' names with underscores, those of LLaMA-Factory through the aliases of the option table and
+ * foreign.c.
+ */
+#include "tools/moesaic/cli.h"
+#include "tools/moesaic/foreign.h"
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <yaml.h>
+
+#define MAX_BYTES (1 << 20)
+#define MAX_DEPTH 4
+#define MAX_ITEMS 4096
+
+static char *read_text(const char *path, size_t *bytes)
+{
+	FILE *f = fopen(path, "rb");
+	char *text;
+
+	if (!f) {
+		cli_fail(CLI_USAGE, "--config %s: %s", path, strerror(errno));
+		return NULL;
+	}
+	text = cli_alloc(MAX_BYTES + 1);
+	*bytes = fread(text, 1, MAX_BYTES + 1, f);
+	if (ferror(f) || *bytes > MAX_BYTES) {
+		cli_fail(CLI_USAGE, "--config %s: %s", path,
+			 ferror(f) ? strerror(errno) : "larger than 1 MiB");
+		free(text);
+		text = NULL;
+	}
+	fclose(f);
+	return text;
+}
+
+/* ---- YAML to a tree ---- */
+
+static bool is_null(const yaml_node_t *n)
+{
+	static const char *const nulls[] = { "", "~", "null", "Null", "NULL" };
+
+	if (n->data.scalar.style != YAML_PLAIN_SCALAR_STYLE)
+		return false;
+	for (size_t i = 0; i < sizeof nulls / sizeof *nulls; i++)
+		if (!strcmp((const char *)n->data.scalar.value, nulls[i]))
+			return true;
+	return false;
+}
+
+/* NULL: nested too deep or a key that is no text. */
+static cJSON *tree(yaml_document_t *doc, int index, int depth)
+{
+	yaml_node_t *n = yaml_document_get_node(doc, index);
+	cJSON *v;
+
+	if (!n || depth > MAX_DEPTH)
+		return NULL;
+	if (n->type == YAML_SCALAR_NODE)
+		return is_null(n) ? cJSON_CreateNull()
+				  : cJSON_CreateString((const char *)n->data.scalar.value);
+	v = n->type == YAML_SEQUENCE_NODE ? cJSON_CreateArray() : cJSON_CreateObject();
+	if (n->type == YAML_SEQUENCE_NODE) {
+		for (yaml_node_item_t *i = n->data.sequence.items.start;
+		     i < n->data.sequence.items.top; i++)
+			if (!cJSON_AddItemToArray(v, tree(doc, *i, depth + 1)))
+				goto fail;
+		return v;
+	}
+	for (yaml_node_pair_t *p = n->data.mapping.pairs.start; p < n->data.mapping.pairs.top; p++) {
+		yaml_node_t *key = yaml_document_get_node(doc, p->key);
+
+		if (!key || key->type != YAML_SCALAR_NODE ||
+		    !cJSON_AddItemToObject(v, (const char *)key->data.scalar.value,
+					   tree(doc, p->value, depth + 1)))
+			goto fail;
+	}
+	return v;
+fail:
+	cJSON_Delete(v);
+	return NULL;
+}
+
+static cJSON *parse_yaml(const char *path, const char *text, size_t bytes)
+{
+	yaml_parser_t parser;
+	yaml_document_t doc;
+	cJSON *v = NULL;
+
+	if (!yaml_parser_initialize(&parser))
+		return NULL;
+	yaml_parser_set_input_string(&parser, (const unsigned char *)text, bytes);
+	if (!yaml_parser_load(&parser, &doc)) {
+		cli_fail(CLI_USAGE, "--config %s: line %zu: %s", path, parser.problem_mark.line + 1,
+			 parser.problem ? parser.problem : "not YAML");
+	} else {
+		if (yaml_document_get_root_node(&doc)) {
+			v = tree(&doc, 1, 0);
+			if (!v)
+				cli_fail(CLI_USAGE, "--config %s: nested deeper than settings are",
+					 path);
+		} else {
+			v = cJSON_CreateObject();
+		}
+		yaml_document_delete(&doc);
+	}
+	yaml_parser_delete(&parser);
+	return v;
+}
+
+static cJSON *parse_json(const char *path, const char *text, size_t bytes)
+{
+	cJSON *v = cJSON_ParseWithLength(text, bytes);
+
+	if (!v) {
+		const char *at = cJSON_GetErrorPtr();
+		int line = 1;
+
+		for (const char *c = text; at && c < at && c < text + bytes; c++)
+			line += *c == '\n';
+		cli_fail(CLI_USAGE, "--config %s: line %d: not JSON", path, line);
+	}
+	return v;
+}
+
+/* ---- the tree into settings ---- */
+
+/* A scalar as text; free it. NULL: not a scalar. */
+static char *scalar(const cJSON *v)
+{
+	if (cJSON_IsString(v))
+		return cli_format("%s", v->valuestring);
+	if (cJSON_IsBool(v))
+		return cli_format("%s", cJSON_IsTrue(v) ? "true" : "false");
+	if (cJSON_IsNumber(v))
+		return cli_format("%.17g", v->valuedouble);
+	return NULL;
+}
+
+static int unknown_key(const struct settings *s, const char *path, const char *key)
+{
+	const char *names[512], *near;
+	char spelled[64];
+	int n = 0;
+
+	for (const struct option_group *g = s->command->groups; g && g->title; g++)
+		for (const struct option *o = g->options; o->name && n < 400; o++)
+			names[n++] = o->name;
+	for (int i = 0; i < 100 && foreign_name(i); i++)
+		names[n++] = foreign_name(i);
+	names[n] = NULL;
+	near = cli_nearest(key, names);
+	if (!near)
+		return cli_fail(CLI_USAGE, "--config %s: unknown key '%s'", path, key);
+	snprintf(spelled, sizeof spelled, "%s", near);
+	for (char *c = spelled; *c; c++)
+		*c = *c == '-' ? '_' : *c;
+	return cli_fail(CLI_USAGE, "--config %s: unknown key '%s'; did you mean '%s'?", path, key,
+			spelled);
+}
+
+/* A list, or a map as entries "key=value". */
+static int set_list(struct settings *s, const char *path, const cJSON *v)
+{
+	char **items = cli_alloc((MAX_ITEMS + 1) * sizeof *items);
+	const cJSON *e;
+	int n = 0, rc = 0;
+
+	cJSON_ArrayForEach(e, v)
+	{
+		char *text = n < MAX_ITEMS ? scalar(e) : NULL;
+
+		if (!text) {
+			rc = cli_fail(CLI_USAGE, "--config %s: %s: a list of texts is expected",
+				      path, v->string);
+			break;
+		}
+		if (cJSON_IsObject(v)) {
+			items[n] = cli_format("%s=%s", e->string, text);
+			free(text);
+		} else {
+			items[n] = text;
+		}
+		n++;
+	}
+	rc = rc ? rc : settings_set(s, v->string, (const char *const *)items, n);
+	for (int i = 0; i < n; i++)
+		free(items[i]);
+	free(items);
+	return rc;
+}
+
+static int set_key(struct settings *s, const char *path, const cJSON *v)
+{
+	const struct option *o = settings_option(s, v->string);
+	char *text;
+	int rc;
+
+	if (cJSON_IsNull(v) && (o || foreign_known(v->string)))
+		return 0;
+	if (!o && cJSON_IsObject(v) && foreign_known(v->string)) {
+		const cJSON *e;
+
+		cJSON_ArrayForEach(e, v) /* kt_config: its keys are ours to know */
+		{
+			rc = set_key(s, path, e);
+			if (rc)
+				return rc;
+		}
+		return 0;
+	}
+	if (o && (cJSON_IsArray(v) || cJSON_IsObject(v)))
+		return set_list(s, path, v);
+	text = scalar(v);
+	if (!o) {
+		rc = foreign_set(s, v->string, text ? text : "");
+		if (rc == -1)
+			rc = unknown_key(s, path, v->string);
+	} else if (o->traits & OPTION_VALUE_OPTIONAL && text && !strcmp(text, "true")) {
+		rc = settings_set(s, v->string, &(const char *){ "" }, 1);
+	} else if (o->traits & OPTION_VALUE_OPTIONAL && text && !strcmp(text, "false")) {
+		rc = 0;
+	} else {
+		rc = settings_set(s, v->string, (const char *const *)&text, 1);
+	}
+	free(text);
+	return rc;
+}
+
+static int check_duplicates(const char *path, const cJSON *root)
+{
+	for (const cJSON *a = root->child; a; a = a->next)
+		for (const cJSON *b = a->next; b; b = b->next)
+			if (!strcmp(a->string, b->string))
+				return cli_fail(CLI_USAGE, "--config %s: key '%s' appears twice",
+						path, a->string);
+	return 0;
+}
+
+int settings_load(struct settings *s, const char *path)
+{
+	size_t bytes = 0, length = strlen(path);
+	char *text = read_text(path, &bytes);
+	const cJSON *v;
+	cJSON *root;
+	int rc;
+
+	if (!text)
+		return CLI_USAGE;
+	if (length > 5 && !strcmp(path + length - 5, ".json"))
+		root = parse_json(path, text, bytes);
+	else
+		root = parse_yaml(path, text, bytes);
+	free(text);
+	if (!root)
+		return CLI_USAGE;
+	if (!cJSON_IsObject(root)) {
+		cJSON_Delete(root);
+		return cli_fail(CLI_USAGE, "--config %s: not a list of 'key: value' lines", path);
+	}
+	rc = check_duplicates(path, root);
+	if (!rc)
+		cJSON_ArrayForEach(v, root)
+		{
+			rc = set_key(s, path, v);
+			if (rc)
+				break;
+		}
+	rc = rc ? rc : foreign_finish(s, path);
+	cJSON_Delete(root);
+	return rc;
+}
+
+/* ---- run.yaml ---- */
+
+static void write_scalar(const struct option *o, const char *text, FILE *to)
+{
+	if (o->type == OPTION_INT || o->type == OPTION_REAL || o->type == OPTION_FLAG) {
+		fputs(text, to);
+		return;
+	}
+	putc('"', to);
+	for (const unsigned char *c = (const unsigned char *)text; *c; c++)
+		if (*c == '"' || *c == '\\')
+			fprintf(to, "\\%c", *c);
+		else if (*c < ' ' || *c == 0x7f)
+			fprintf(to, "\\x%02x", *c);
+		else
+			putc(*c, to);
+	putc('"', to);
+}
+
+static void write_value(const struct option *o, const struct option_value *v, FILE *to)
+{
+	for (const char *c = o->name; *c; c++)
+		putc(*c == '-' ? '_' : *c, to);
+	fputs(o->type == OPTION_LIST ? ": [" : ": ", to);
+	for (int i = 0; i < v->count; i++) {
+		fputs(i ? ", " : "", to);
+		write_scalar(o, v->items[i], to);
+	}
+	fputs(o->type == OPTION_LIST ? "]\n" : "\n", to);
+}
+
+void settings_write(const struct settings *s, int argc, char **argv, FILE *to)
+{
+	time_t now = time(NULL);
+	struct tm utc;
+	char date[32];
+	int i = 0;
+
+	gmtime_r(&now, &utc);
+	strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &utc);
+	fprintf(to, "# moesaic %s, %s; usable as --config\n# command line:", moe_version(), date);
+	for (int a = 0; a < argc; a++) {
+		putc(' ', to);
+		for (const char *c = argv[a]; *c; c++)
+			putc(*c == '\n' || *c == '\r' ? ' ' : *c, to);
+	}
+	putc('\n', to);
+	for (const struct option_group *g = s->command->groups; g && g->title; g++)
+		for (const struct option *o = g->options; o->name; o++, i++)
+			if (s->values[i].count && !(o->traits & OPTION_TRANSIENT))
+				write_value(o, &s->values[i], to);
+}

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/moesaic/dataset.h"
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_BYTES (16 << 20)
+#define MAX_NAMES 64
+
+/* LLaMA-Factory's names of columns, and ours. */
+static const char *const column_names[][2] = {
+	{ "prompt", "instruction" }, { "query", "input" },   { "response", "output" },
+	{ "history", "history" },    { "system", "system" }, { "messages", "conversations" },
+	{ "tools", "tools" },
+};
+
+struct chosen {
+	char *files[MAX_NAMES], *columns[MAX_NAMES];
+	int n_files, n_columns;
+};
+
+static cJSON *read_info(const char *path)
+{
+	FILE *f = fopen(path, "rb");
+	char *text;
+	size_t n;
+	cJSON *v;
+
+	if (!f) {
+		cli_fail(CLI_USAGE, "%s: %s", path, strerror(errno));
+		return NULL;
+	}
+	text = cli_alloc(MAX_BYTES);
+	n = fread(text, 1, MAX_BYTES, f);
+	fclose(f);
+	v = cJSON_ParseWithLength(text, n);
+	free(text);
+	if (!cJSON_IsObject(v)) {
+		cJSON_Delete(v);
+		cli_fail(CLI_USAGE, "%s: not a JSON object", path);
+		return NULL;
+	}
+	return v;
+}
+
+static int unknown_name(const cJSON *info, const char *path, const char *name)
+{
+	const char *names[1025], *near;
+	const cJSON *e;
+	int n = 0;
+
+	cJSON_ArrayForEach(e, info) if (n < 1024) names[n++] = e->string;
+	names[n] = NULL;
+	near = cli_nearest(name, names);
+	return cli_fail(CLI_USAGE, "%s has no dataset '%s'%s%s%s", path, name,
+			near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
+}
+
+static void add_column(struct chosen *c, const char *ours, const char *theirs)
+{
+	char *item;
+
+	/* "messages" is recognised as it is */
+	if (!strcmp(ours, theirs) || !strcmp(theirs, "messages") || c->n_columns == MAX_NAMES)
+		return;
+	item = cli_format("%s=%s", ours, theirs);
+	for (int i = 0; i < c->n_columns; i++)
+		if (!strcmp(c->columns[i], item)) {
+			free(item);
+			return;
+		}
+	c->columns[c->n_columns++] = item;
+}
+
+static int choose(const cJSON *info, const char *folder, const char *path, const char *name,
+		  struct chosen *c)
+{
+	const cJSON *entry = cJSON_GetObjectItemCaseSensitive(info, name);
+	const cJSON *file = cJSON_GetObjectItemCaseSensitive(entry, "file_name");
+	const cJSON *columns = cJSON_GetObjectItemCaseSensitive(entry, "columns");
+	const cJSON *ranking = cJSON_GetObjectItemCaseSensitive(entry, "ranking");
+	const cJSON *column;
+
+	if (!entry)
+		return unknown_name(info, path, name);
+	if (!cJSON_IsString(file))
+		return cli_fail(CLI_USAGE, "%s: '%s' has no file_name; only local files are read",
+				path, name);
+	if (cJSON_IsTrue(ranking))
+		return cli_fail(CLI_USAGE, "%s: '%s' is a preference dataset: not in this version yet",
+				path, name);
+	if (c->n_files == MAX_NAMES)
+		return cli_fail(CLI_USAGE, "more than %d datasets", MAX_NAMES);
+	c->files[c->n_files++] = cli_format("%s/%s", folder, file->valuestring);
+	cJSON_ArrayForEach(column, columns)
+	{
+		if (!cJSON_IsString(column))
+			continue;
+		for (size_t i = 0; i < sizeof column_names / sizeof *column_names; i++)
+			if (!strcmp(column->string, column_names[i][0]))
+				add_column(c, column_names[i][1], column->valuestring);
+	}
+	return 0;
+}
+
+static int resolve(struct settings *s, const char *names_flag, const char *files_flag)
+{
+	const char *folder = settings_text(s, "dataset-dir");
+	struct chosen c = { .n_files = 0 };
+	char *path, *names, *save = NULL;
+	cJSON *info;
+	int rc = 0;
+
+	if (!settings_has(s, names_flag))
+		return 0;
+	rc = settings_exclusive(s, names_flag, files_flag);
+	if (rc || !settings_has(s, names_flag))
+		return rc;
+	path = cli_format("%s/dataset_info.json", folder);
+	names = settings_joined(s, names_flag);
+	info = read_info(path);
+	if (!info)
+		rc = CLI_USAGE;
+	for (char *n = strtok_r(names, ", ", &save); n && !rc; n = strtok_r(NULL, ", ", &save))
+		rc = choose(info, folder, path, n, &c);
+	if (!rc)
+		rc = settings_set(s, files_flag, (const char *const *)c.files, c.n_files);
+	settings_unset(s, names_flag); /* run.yaml names the files */
+	if (!rc && c.n_columns && !settings_has(s, "columns"))
+		rc = settings_set(s, "columns", (const char *const *)c.columns, c.n_columns);
+	for (int i = 0; i < c.n_files; i++)
+		free(c.files[i]);
+	for (int i = 0; i < c.n_columns; i++)
+		free(c.columns[i]);
+	cJSON_Delete(info);
+	free(names);
+	free(path);
+	return rc;
+}
+
+int dataset_resolve(struct settings *s)
+{
+	int rc = resolve(s, "dataset", "data");
+
+	return rc ? rc : resolve(s, "eval-dataset", "eval-data");
+}

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* moesaic eval: loss and perplexity of a model, with or without an adapter, on a token file or json. */
+#include "tools/moesaic/commands.h"
+#include "tools/moesaic/model.h"
+#include "tools/moesaic/python.h"
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const struct option what[] = {
+	{ "model", OPTION_TEXT, OPTION_COMMON | OPTION_REQUIRED, "DIR", NULL,
+	  "Hugging Face checkpoint folder", 0, 0, "model-name-or-path", NULL },
+	{ "adapter", OPTION_TEXT, OPTION_COMMON, "DIR", NULL, "PEFT adapter", 0, 0,
+	  "adapter-name-or-path", NULL },
+	{ "data", OPTION_LIST, OPTION_COMMON | OPTION_REQUIRED, "FILE...", NULL,
+	  "json or jsonl, or one token file", 0, 0, "", NULL },
+	{ "batch-tokens", OPTION_INT, 0, "N", NULL, "tokens of a micro-batch (cutoff-len)", 2, 1e9, "",
+	  NULL },
+	{ .name = NULL },
+};
+
+static const struct option_group groups[] = {
+	{ "What", what },
+	{ "Data", options_data },
+	{ "Machine", options_machine },
+	{ "General", options_general },
+	{ NULL, NULL },
+};
+
+static void print_json(const struct moe_eval_result *r)
+{
+	cJSON *o = cJSON_CreateObject(), *docs;
+	char *text;
+
+	cJSON_AddNumberToObject(o, "loss", r->loss);
+	cJSON_AddNumberToObject(o, "perplexity", exp(r->loss));
+	cJSON_AddNumberToObject(o, "tokens", (double)r->tokens);
+	docs = cJSON_AddArrayToObject(o, "documents");
+	for (int64_t i = 0; i < r->n_docs; i++) {
+		cJSON *d = cJSON_CreateObject();
+
+		cJSON_AddNumberToObject(d, "loss", r->doc_loss[i]);
+		cJSON_AddNumberToObject(d, "tokens", (double)r->doc_tokens[i]);
+		cJSON_AddItemToArray(docs, d);
+	}
+	text = cJSON_PrintUnformatted(o);
+	puts(text ? text : "{}");
+	cJSON_free(text);
+	cJSON_Delete(o);
+}
+
+static int evaluate(const struct settings *s, const char *tokens)
+{
+	struct tool_model m = { 0 };
+	struct moe_eval_result r = { .struct_size = sizeof r };
+	const char *size = settings_has(s, "batch-tokens") ? "batch-tokens" : "cutoff-len";
+	int rc = tool_model_open_inference(&m, s, settings_int(s, size));
+
+	rc = rc ? rc : cli_status(moe_evaluate(m.model, tokens, &r));
+	if (!rc && settings_on(s, "json"))
+		print_json(&r);
+	else if (!rc)
+		printf("loss %.4f  perplexity %.2f  %lld documents, %lld tokens\n", r.loss,
+		       exp(r.loss), (long long)r.n_docs, (long long)r.tokens);
+	moe_eval_result_free(&r);
+	tool_model_close(&m);
+	return rc;
+}
+
+static int run(struct settings *s, int argc, char **argv)
+{
+	const char *temp = getenv("TMPDIR");
+	char *folder = cli_format("%s/moesaic-XXXXXX", temp && *temp ? temp : "/tmp");
+	char *tokens = NULL;
+	bool made = false;
+	int rc = tool_model_check(s);
+
+	(void)argc, (void)argv;
+	if (!rc && !mkdtemp(folder))
+		rc = cli_fail(CLI_USAGE, "%s: %s", folder, strerror(errno));
+	if (!rc) {
+		rc = token_file(s, "data", folder, REPORT_NONE, &tokens, &made);
+		rc = rc ? rc : evaluate(s, tokens);
+		if (made)
+			unlink(tokens);
+		rmdir(folder);
+	}
+	free(tokens);
+	free(folder);
+	return rc;
+}
+
+const struct command command_eval = {
+	.name = "eval",
+	.summary = "loss and perplexity",
+	.groups = groups,
+	.run = run,
+};

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* moesaic COMMAND: finds the command, parses its flags, runs it. Each command is a file of its own. */
+#include "tools/moesaic/commands.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Commands that cli.md names and this version does not have. */
+static const struct command merge = { .name = "merge", .summary = "adapter into weights" };
+static const struct command convert = { .name = "convert", .summary = "formats" };
+static const struct command inspect = { .name = "inspect", .summary = "what is in a file" };
+static const struct command doctor = { .name = "doctor", .summary = "checks this machine" };
+static const struct command bench = { .name = "bench", .summary = "times this machine" };
+
+const struct command *const cli_commands[] = {
+	&command_train, &command_data, &command_eval, &command_generate, &command_estimate,
+	&merge,		&convert,      &inspect,      &doctor,		 &bench,
+	NULL,
+};
+
+/* Run as git runs its subcommands. */
+static const char *const external[] = { "trace", "replay", "sweep", NULL };
+
+static int run_external(char **argv)
+{
+	for (int i = 0; external[i]; i++) {
+		if (strcmp(argv[1], external[i]))
+			continue;
+		argv[0] = "moesaic-trace";
+		execvp(argv[0], argv);
+		return cli_fail(CLI_USAGE, "%s needs moesaic-trace, which is not installed",
+				argv[1]);
+	}
+	return -1;
+}
+
+static int unknown_command(const char *name)
+{
+	const char *names[32], *near;
+	int n = 0;
+
+	for (int i = 0; cli_commands[i]; i++)
+		names[n++] = cli_commands[i]->name;
+	for (int i = 0; external[i]; i++)
+		names[n++] = external[i];
+	names[n] = NULL;
+	near = cli_nearest(name, names);
+	if (*name == '-')
+		return cli_fail(CLI_USAGE, "unknown flag %s (moesaic --help)", name);
+	if (near)
+		return cli_fail(CLI_USAGE, "unknown command '%s'; did you mean '%s'?", name, near);
+	return cli_fail(CLI_USAGE, "unknown command '%s' (moesaic --help lists them)", name);
+}
+
+static void print_log(enum moe_log_level level, const char *text, void *user)
+{
+	(void)user;
+	if (level >= MOE_LOG_WARNING)
+		fprintf(stderr, "moesaic: %s: %s\n", level == MOE_LOG_ERROR ? "error" : "warning",
+			text);
+}
+
+static int run_command(const struct command *c, int argc, char **argv)
+{
+	struct settings s;
+	int rc;
+
+	cli_set_command(c->name);
+	if (!c->run)
+		return cli_fail(CLI_USAGE, "not in this version yet");
+	rc = settings_parse(&s, c, argc - 2, argv + 2);
+	if (rc == 0)
+		rc = c->run(&s, argc, argv);
+	settings_free(&s);
+	return rc == -1 ? CLI_DONE : rc;
+}
+
+/* What was printed must have arrived: a full disk is an error, a closed pipe is not. */
+static int finish(int rc)
+{
+	if (fflush(stdout) == 0 && !ferror(stdout))
+		return rc;
+	return rc ? rc : cli_fail(CLI_USAGE, "standard output cannot be written");
+}
+
+int main(int argc, char **argv)
+{
+	int rc;
+
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	moe_log_set(print_log, NULL);
+	if (argc < 2) {
+		cli_usage(NULL, 0);
+		return CLI_USAGE;
+	}
+	if (!strcmp(argv[1], "--version")) {
+		printf("moesaic %s\n", moe_version());
+		return finish(CLI_DONE);
+	}
+	if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) {
+		cli_usage(NULL, 0);
+		return finish(CLI_DONE);
+	}
+	if (!strcmp(argv[1], "--help-all")) {
+		for (int i = 0; cli_commands[i]; i++)
+			if (cli_commands[i]->run) {
+				cli_usage(cli_commands[i], 1);
+				putchar('\n');
+			}
+		return finish(CLI_DONE);
+	}
+	for (int i = 0; cli_commands[i]; i++)
+		if (!strcmp(argv[1], cli_commands[i]->name))
+			return finish(run_command(cli_commands[i], argc, argv));
+	rc = run_external(argv);
+	return rc >= 0 ? rc : unknown_command(argv[1]);
+}

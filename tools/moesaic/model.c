@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/moesaic/model.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define HANDLE_BYTES 4096 /* of StarPU, measured */
+
+/* -1: not a valid value */
+static int parts(const struct settings *s)
+{
+	const char *text = settings_text(s, "numa");
+	char *end;
+	long n;
+
+	if (!strcmp(text, "auto"))
+		return 0;
+	if (!strcmp(text, "off") || !strcmp(text, "false"))
+		return 1;
+	n = strtol(text, &end, 10);
+	return *text && !*end && n >= 1 && n <= 4096 ? (int)n : -1;
+}
+
+static int check_folder(const char *flag, const char *dir, const char *file)
+{
+	struct stat st;
+	char *path;
+	bool there;
+
+	if (stat(dir, &st) || !S_ISDIR(st.st_mode))
+		return cli_fail(CLI_USAGE, "--%s %s: no such folder", flag, dir);
+	path = cli_format("%s/%s", dir, file);
+	there = access(path, R_OK) == 0;
+	free(path);
+	return there ? 0 : cli_fail(CLI_USAGE, "--%s %s: it has no %s", flag, dir, file);
+}
+
+int tool_model_check(const struct settings *s)
+{
+	int rc = check_folder("model", settings_text(s, "model"), "config.json");
+
+	if (!rc && settings_has(s, "adapter"))
+		rc = check_folder("adapter", settings_text(s, "adapter"), "adapter_config.json");
+	if (!rc && parts(s) < 0)
+		rc = cli_fail(CLI_USAGE, "--numa %s: expected auto, off or a number of parts",
+			      settings_text(s, "numa"));
+	return rc;
+}
+
+static void show_loading(const char *what, int64_t done, int64_t total, void *user)
+{
+	struct tool_model *m = user;
+
+	fprintf(stderr, "\r  loading %s %lld/%lld\033[K", what, (long long)done, (long long)total);
+	m->loading_shown = true;
+}
+
+static int open_both(struct tool_model *m, const struct settings *s, struct moe_model_params *p)
+{
+	struct moe_engine_params engine = {
+		.struct_size = sizeof engine,
+		.workers = (int)settings_int(s, "threads"),
+		.parts = parts(s),
+		.policy = settings_text(s, "policy"),
+	};
+	enum moe_status st = moe_engine_open(&engine, &m->engine);
+
+	if (st != MOE_OK)
+		return cli_status(st);
+	p->struct_size = sizeof *p;
+	p->dir = settings_text(s, "model");
+	p->adapter = settings_text(s, "adapter");
+	p->memory_limit = settings_int(s, "memory-limit");
+	if (isatty(STDERR_FILENO) && !settings_on(s, "quiet")) {
+		p->progress = show_loading;
+		p->user = m;
+	}
+	st = moe_model_open(m->engine, p, &m->model);
+	if (m->loading_shown)
+		fprintf(stderr, "\r\033[K");
+	m->info.struct_size = sizeof m->info;
+	if (st == MOE_OK)
+		st = moe_model_get_info(m->model, &m->info);
+	return cli_status(st);
+}
+
+int tool_model_open_inference(struct tool_model *m, const struct settings *s, int64_t max_tokens)
+{
+	struct moe_model_params p = { .inference_only = 1, .max_tokens = (int)max_tokens };
+
+	return open_both(m, s, &p);
+}
+
+/* A rank that was asked for must be the adapter's; afterwards run.yaml names what is used. */
+static int settle_rank(struct settings *s, const char *flag, int rank)
+{
+	const char *item;
+	char text[32];
+
+	if (!rank)
+		return 0;
+	if (settings_given(s, flag) && settings_int(s, flag) != rank)
+		return cli_fail(CLI_USAGE, "--%s %lld, but the adapter in %s has rank %d", flag,
+				(long long)settings_int(s, flag), settings_text(s, "adapter"), rank);
+	snprintf(text, sizeof text, "%d", rank);
+	item = text;
+	return settings_set(s, flag, &item, 1);
+}
+
+int tool_model_open_training(struct tool_model *m, struct settings *s)
+{
+	char *targets = settings_joined(s, "lora-target");
+	struct moe_model_params p = {
+		.lora_rank = (int)settings_int(s, "lora-rank"),
+		.expert_rank = (int)settings_int(s, "expert-lora-rank"),
+		.lora_alpha = settings_real(s, "lora-alpha"),
+		.lora_targets = targets,
+		.share_a = settings_on(s, "share-a"),
+		.rslora = settings_on(s, "rslora"),
+		.seed = (uint64_t)settings_int(s, "seed"),
+		.aux_coef = settings_real(s, "aux-loss"),
+		.max_tokens = settings_has(s, "batch-size")
+				      ? 0
+				      : (int)settings_int(s, "batch-tokens"),
+	};
+	int rc = open_both(m, s, &p);
+
+	free(targets);
+	if (!rc && settings_has(s, "adapter")) {
+		bool attention = m->info.lora_rank > 0;
+
+		rc = settle_rank(s, "lora-rank", attention ? m->info.lora_rank : m->info.expert_rank);
+		rc = rc ? rc : settle_rank(s, "expert-lora-rank", m->info.expert_rank);
+	}
+	return rc;
+}
+
+void tool_model_close(struct tool_model *m)
+{
+	moe_model_close(m->model);
+	if (m->engine)
+		moe_engine_close(m->engine);
+	*m = (struct tool_model){ 0 };
+}
+
+int64_t tool_model_planned(const struct tool_model *m)
+{
+	return m->info.weight_bytes + m->info.lora_bytes + m->info.activation_bytes +
+	       m->info.handles * HANDLE_BYTES;
+}
+
+/* 1,234,567 in one of four buffers */
+static const char *grouped(int64_t value)
+{
+	static char ring[4][32];
+	static unsigned next;
+	char digits[24], *out = ring[next++ % 4], *to = out;
+	int n = snprintf(digits, sizeof digits, "%lld", (long long)value);
+
+	for (int i = 0; i < n; i++) {
+		if (i && (n - i) % 3 == 0)
+			*to++ = ',';
+		*to++ = digits[i];
+	}
+	*to = 0;
+	return out;
+}
+
+static double gib(int64_t bytes)
+{
+	return (double)bytes / (1 << 30);
+}
+
+void tool_model_describe(const struct tool_model *m, const struct settings *s, FILE *to)
+{
+	const struct moe_model_info *i = &m->info;
+	int64_t all = i->params + i->trainable_params;
+
+	fprintf(to, "model        %s, %d layers, %d of %d experts per token, %.1f M parameters, "
+		    "%.1f M active\n", i->arch, i->layers, i->experts_per_token, i->experts,
+		(double)i->params / 1e6, (double)i->active_params / 1e6);
+	fprintf(to, "attention    %s trainable", grouped(i->attention_lora_params));
+	if (i->attention_lora_params)
+		fprintf(to, " (rank %d)", i->lora_rank);
+	fprintf(to, "\nexperts      %s trainable", grouped(i->expert_lora_params));
+	if (i->expert_lora_params && i->experts && i->moe_layers)
+		fprintf(to, " (rank %d; %d experts x %d layers x %s)", i->expert_rank, i->experts,
+			i->moe_layers,
+			grouped(i->expert_lora_params / ((int64_t)i->experts * i->moe_layers)));
+	fprintf(to, "\nrouter       frozen; auxiliary loss coefficient %g (%s)\n",
+		settings_real(s, "aux-loss"),
+		settings_given(s, "aux-loss") ? "--aux-loss" : "default");
+	fprintf(to, "trainable params: %s || all params: %s || trainable%%: %.4f\n",
+		grouped(i->trainable_params), grouped(all),
+		100 * (double)i->trainable_params / (double)all);
+	fprintf(to, "memory       weights %.2f GiB, adapter %.2f, activations %.2f, runtime %.2f\n",
+		gib(i->weight_bytes), gib(i->lora_bytes), gib(i->activation_bytes),
+		gib(i->handles * HANDLE_BYTES));
+}

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Engine and model as the flags say. */
+#ifndef MOESAIC_TOOL_MODEL_H
+#define MOESAIC_TOOL_MODEL_H
+
+#include "tools/moesaic/cli.h"
+
+struct tool_model {
+	struct moe_engine *engine;
+	struct moe_model *model;
+	struct moe_model_info info;
+	bool loading_shown;
+};
+
+/* What can be refused without opening anything: --model, --adapter, --numa. */
+int tool_model_check(const struct settings *s);
+/* max_tokens 0: the library's default. Prints its own errors. */
+int tool_model_open_inference(struct tool_model *m, const struct settings *s, int64_t max_tokens);
+/* With the method's flags; writes what the adapter decided back into them. */
+int tool_model_open_training(struct tool_model *m, struct settings *s);
+void tool_model_close(struct tool_model *m);
+/* Trainable parameters by group, PEFT's line, memory. */
+void tool_model_describe(const struct tool_model *m, const struct settings *s, FILE *to);
+int64_t tool_model_planned(const struct tool_model *m); /* bytes */
+
+#endif

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/moesaic/progress.h"
+
+#include <math.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+void progress_open(struct progress *p, const struct settings *s)
+{
+	*p = (struct progress){ .every = settings_int(s, "logging-steps") };
+	if (settings_on(s, "quiet"))
+		return;
+	p->to = settings_on(s, "json") ? stderr : stdout;
+	p->terminal = isatty(fileno(p->to));
+}
+
+void progress_close(struct progress *p)
+{
+	if (p->to && p->line_open)
+		fputc('\n', p->to);
+	p->line_open = false;
+}
+
+/* h:mm:ss or m:ss */
+static void duration(char *buf, size_t size, double seconds)
+{
+	long s = isfinite(seconds) && seconds > 0 && seconds < 1e8 ? lround(seconds) : 0;
+
+	if (s >= 3600)
+		snprintf(buf, size, "%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60);
+	else
+		snprintf(buf, size, "%ld:%02ld", s / 60, s % 60);
+}
+
+static void show_step(struct progress *p, const struct moe_train_event *e)
+{
+	long long step = e->step, total = e->total_steps;
+	char eta[32];
+
+	duration(eta, sizeof eta, e->eta_s);
+	if (p->terminal) {
+		fprintf(p->to,
+			"\r  step %lld/%lld  loss %.4f  %.0f tokens/s  %s left  idle %.0f %%\033[K", step,
+			total, e->loss, e->tokens_per_s, eta, 100 * e->idle_share);
+		fflush(p->to);
+		p->line_open = true;
+	} else if (e->step % p->every == 0 || e->step == e->total_steps) {
+		fprintf(p->to,
+			"step %lld/%lld  loss %.4f  lr %.3g  grad_norm %.4g  %.0f tokens/s  %s left  "
+			"idle %.0f %%\n",
+			step, total, e->loss, e->learning_rate, e->grad_norm, e->tokens_per_s, eta,
+			100 * e->idle_share);
+	}
+}
+
+void progress_event(struct progress *p, const struct moe_train_event *e)
+{
+	if (e->type == MOE_TRAIN_WARNING) {
+		progress_close(p);
+		fprintf(stderr, "moesaic: warning: step %lld: %s\n", (long long)e->step, e->text);
+	}
+	if (!p->to)
+		return;
+	if (e->type == MOE_TRAIN_STEP) {
+		show_step(p, e);
+		return;
+	}
+	progress_close(p);
+	if (e->type == MOE_TRAIN_EVAL)
+		fprintf(p->to, "evaluation at step %lld: loss %.4f, perplexity %.2f\n",
+			(long long)e->step, e->eval_loss, exp(e->eval_loss));
+	else if (e->type == MOE_TRAIN_SAVED)
+		fprintf(p->to, "saved %s\n", e->text);
+}
+
+/* ---- signals ---- */
+
+static const int watched[] = { SIGINT, SIGTERM, SIGHUP };
+#define WATCHED (int)(sizeof watched / sizeof *watched)
+static bool ignored[WATCHED];
+static volatile sig_atomic_t pending;
+
+void interrupt_remember(void)
+{
+	struct sigaction old;
+
+	for (int i = 0; i < WATCHED; i++)
+		ignored[i] = sigaction(watched[i], NULL, &old) == 0 && old.sa_handler == SIG_IGN;
+}
+
+static void on_signal(int number)
+{
+	static const char text[] = "\nstopping after this step and saving; once more kills\n";
+
+	pending = 1;
+	for (int i = 0; i < WATCHED; i++)
+		signal(watched[i], SIG_DFL);
+	(void)number;
+	if (write(STDERR_FILENO, text, sizeof text - 1) < 0)
+		return;
+}
+
+void interrupt_watch(void)
+{
+	struct sigaction action = { .sa_handler = on_signal, .sa_flags = SA_RESTART };
+
+	sigemptyset(&action.sa_mask);
+	for (int i = 0; i < WATCHED; i++)
+		if (!ignored[i])
+			sigaction(watched[i], &action, NULL);
+}
+
+bool interrupt_pending(void)
+{
+	return pending;
+}

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What training shows while it runs, and how it is interrupted. */
+#ifndef MOESAIC_TOOL_PROGRESS_H
+#define MOESAIC_TOOL_PROGRESS_H
+
+#include "tools/moesaic/cli.h"
+
+struct progress {
+	FILE *to; /* NULL: --quiet */
+	bool terminal, line_open;
+	int64_t every; /* a line each so many steps where `to` is no terminal */
+};
+
+void progress_open(struct progress *p, const struct settings *s);
+void progress_event(struct progress *p, const struct moe_train_event *e);
+/* Ends the line that is updated in place. */
+void progress_close(struct progress *p);
+
+/*
+ * The first SIGINT, SIGTERM or SIGHUP only sets a flag, the second one kills. Ignored signals stay ignored.
+ * To be called when the engine is open: StarPU installs handlers of its own.
+ */
+void interrupt_watch(void);
+bool interrupt_pending(void);
+/* Before the engine is opened: remembers what the caller of this program ignores. */
+void interrupt_remember(void);
+
+#endif

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The Python side: $MOESAIC_PYTHON, else the build tree's own environment, else python3, with -m moesaic.MODULE.
+ */
+#ifndef MOESAIC_TOOL_PYTHON_H
+#define MOESAIC_TOOL_PYTHON_H
+
+#include "tools/moesaic/cli.h"
+
+#include <sys/types.h>
+
+/* A growing argument list, NULL at the end. */
+struct arguments {
+	char **items;
+	int count;
+};
+void arguments_add(struct arguments *a, const char *text);
+void arguments_free(struct arguments *a);
+/* "--NAME VALUE" for every flag of the table that has a value. */
+void arguments_options(struct arguments *a, const struct settings *s, const struct option *table);
+
+/* Replaces this process; returns an exit code only if that fails. */
+int python_exec(const char *module, const struct arguments *a);
+/* Runs it and waits; its stdout goes to stderr if to_stderr. The exit code; its error lines are its own. */
+int python_run(const char *module, const struct arguments *a, bool to_stderr);
+/* Starts it with its stdin and stdout as streams. */
+struct python_child {
+	pid_t pid;
+	FILE *to, *from;
+};
+int python_start(const char *module, const struct arguments *a, struct python_child *child);
+/* Closes the streams and waits; the exit code. */
+int python_stop(const char *module, struct python_child *child);
+
+enum token_report { REPORT_NONE, REPORT_STDOUT, REPORT_STDERR };
+/*
+ * --data or --eval-data as a token file: given as one, or made from json by moesaic.data into folder,
+ * where an earlier one of the same inputs is used again. *made: it is new. *path: free it.
+ */
+int token_file(const struct settings *s, const char *flag, const char *folder, enum token_report report,
+	       char **path, bool *made);
+
+#endif

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where a command's token file comes from. */
+#include "tools/moesaic/commands.h"
+#include "tools/moesaic/python.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static bool ends_with(const char *text, const char *end)
+{
+	size_t n = strlen(text), m = strlen(end);
+
+	return n >= m && !strcmp(text + n - m, end);
+}
+
+static uint64_t mix(uint64_t hash, const void *data, size_t bytes)
+{
+	for (size_t i = 0; i < bytes; i++)
+		hash = (hash ^ ((const unsigned char *)data)[i]) * 1099511628211u; /* FNV-1a */
+	return hash;
+}
+
+/* Of the arguments and of when and how large the files are. */
+static uint64_t fingerprint(const struct arguments *a, char **files, int n, const char *model)
+{
+	uint64_t hash = 14695981039346656037u;
+	struct stat st;
+
+	for (int i = 0; i < a->count; i++)
+		hash = mix(hash, a->items[i], strlen(a->items[i]) + 1);
+	for (int i = -2; i < n; i++) {
+		char *path = i < 0 ? cli_format("%s/%s", model, i == -2 ? "tokenizer.json"
+									 : "tokenizer_config.json")
+				   : cli_format("%s", files[i]);
+
+		if (stat(path, &st) == 0) {
+			hash = mix(hash, &st.st_size, sizeof st.st_size);
+			hash = mix(hash, &st.st_mtim, sizeof st.st_mtim);
+		}
+		free(path);
+	}
+	return hash;
+}
+
+static int make(const struct settings *s, char **files, int n, const char *folder,
+		enum token_report report, char **path, bool *made)
+{
+	struct arguments a = { 0 };
+	int rc = 0;
+
+	arguments_add(&a, "--model");
+	arguments_add(&a, settings_text(s, "model"));
+	arguments_add(&a, "--data");
+	for (int i = 0; i < n; i++)
+		arguments_add(&a, files[i]);
+	arguments_options(&a, s, options_data);
+	*path = cli_format("%s/tokens-%016llx.safetensors", folder,
+			   (unsigned long long)fingerprint(&a, files, n, settings_text(s, "model")));
+	*made = access(*path, R_OK) != 0;
+	if (*made) {
+		arguments_add(&a, "--output");
+		arguments_add(&a, *path);
+		if (report == REPORT_NONE || settings_on(s, "quiet"))
+			arguments_add(&a, "--quiet");
+		rc = python_run("data", &a, report != REPORT_STDOUT);
+	}
+	arguments_free(&a);
+	return rc;
+}
+
+int token_file(const struct settings *s, const char *flag, const char *folder,
+	       enum token_report report, char **path, bool *made)
+{
+	char **files;
+	int n = settings_list(s, flag, &files), tokens = 0;
+
+	*path = NULL;
+	*made = false;
+	for (int i = 0; i < n; i++) {
+		if (access(files[i], R_OK))
+			return cli_fail(CLI_USAGE, "--%s %s: %s", flag, files[i], strerror(errno));
+		tokens += ends_with(files[i], ".safetensors");
+	}
+	if (tokens && n > 1)
+		return cli_fail(CLI_USAGE, "--%s: one token file, or any number of json files",
+				flag);
+	if (!tokens)
+		return make(s, files, n, folder, report, path, made);
+	*path = cli_format("%s", files[0]);
+	return 0;
+}

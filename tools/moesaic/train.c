@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * moesaic train. Order: flags, output folder, tokens (Python ends before StarPU starts), model, training.
+ * Until the first step has been done nothing of ours stays in the output folder.
+ */
+#include "tools/moesaic/commands.h"
+#include "tools/moesaic/dataset.h"
+#include "tools/moesaic/model.h"
+#include "tools/moesaic/progress.h"
+#include "tools/moesaic/python.h"
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+struct training {
+	struct settings *s;
+	int argc;
+	char **argv;
+	const char *output;
+	bool folder_made, data_made, eval_made;
+	char *data, *eval; /* token files */
+	bool begun;	   /* a step was done: files stay */
+	struct tool_model model;
+	struct progress progress;
+};
+
+/* ---- output folder ---- */
+
+static int check_output(struct training *t)
+{
+	static const char *const results[] = { "adapter_config.json", "trainer_log.jsonl" };
+	struct stat st;
+
+	t->output = settings_text(t->s, "output-dir");
+	if (!t->output)
+		return cli_fail(CLI_USAGE, "--output-dir DIR is missing");
+	if (stat(t->output, &st) == 0 && !S_ISDIR(st.st_mode))
+		return cli_fail(CLI_USAGE, "--output-dir %s is not a folder", t->output);
+	for (size_t i = 0; i < sizeof results / sizeof *results; i++) {
+		char *path = cli_format("%s/%s", t->output, results[i]);
+		bool there = access(path, F_OK) == 0;
+
+		free(path);
+		if (there && !settings_on(t->s, "overwrite") && !settings_has(t->s, "resume"))
+			return cli_fail(CLI_USAGE,
+					"%s has results of a run (%s); --resume continues it, "
+					"--overwrite starts anew",
+					t->output, results[i]);
+	}
+	return 0;
+}
+
+/* mkdir -p, and remembers whether the last folder is new. */
+static int make_output(struct training *t)
+{
+	char *path = cli_format("%s", t->output);
+	int rc = 0;
+
+	for (char *c = path + 1; !rc; c++) {
+		char kept = *c;
+
+		if (kept && kept != '/')
+			continue;
+		*c = 0;
+		if (mkdir(path, 0777) == 0)
+			t->folder_made = !kept;
+		else if (errno != EEXIST)
+			rc = cli_fail(CLI_USAGE, "--output-dir %s: %s", path, strerror(errno));
+		*c = kept;
+		if (!kept)
+			break;
+	}
+	free(path);
+	if (!rc && access(t->output, W_OK | X_OK))
+		rc = cli_fail(CLI_USAGE, "--output-dir %s: %s", t->output, strerror(errno));
+	return rc;
+}
+
+static void undo_output(struct training *t)
+{
+	if (t->begun)
+		return;
+	if (t->data_made)
+		unlink(t->data);
+	if (t->eval_made)
+		unlink(t->eval);
+	if (t->folder_made)
+		rmdir(t->output);
+}
+
+static int write_run(struct training *t)
+{
+	char *path = cli_format("%s/run.yaml", t->output), *temp = cli_format("%s.tmp", path);
+	FILE *f = fopen(temp, "w");
+	bool good = f != NULL;
+
+	if (f) {
+		settings_write(t->s, t->argc, t->argv, f);
+		good = fflush(f) == 0 && fsync(fileno(f)) == 0;
+		good = fclose(f) == 0 && good;
+		good = good && rename(temp, path) == 0;
+	}
+	if (!good) {
+		cli_note("warning: %s: %s", path, strerror(errno));
+		unlink(temp);
+	}
+	free(path);
+	free(temp);
+	return good ? 0 : CLI_USAGE;
+}
+
+/* ---- settings ---- */
+
+static void set_number(struct settings *s, const char *name, int64_t value)
+{
+	char *text = cli_format("%lld", (long long)value);
+
+	settings_set(s, name, (const char *const *)&text, 1);
+	free(text);
+}
+
+#define MAX_TARGETS 32
+
+/* Names that stand for several targets; experts have gate, up and down together or not at all. */
+static int resolve_targets(struct settings *s)
+{
+	static const char *const everything[] = { "experts", "q_proj", "k_proj", "v_proj", "o_proj" };
+	char *text = settings_joined(s, "lora-target"), *save = NULL;
+	const char *names[MAX_TARGETS + 1];
+	int n = 0, of_experts = 0, rc = 0;
+
+	for (char *t = strtok_r(text, ", ", &save); t && n < MAX_TARGETS;
+	     t = strtok_r(NULL, ", ", &save))
+		if (!strcmp(t, "gate_proj") || !strcmp(t, "up_proj") || !strcmp(t, "down_proj"))
+			of_experts++;
+		else
+			names[n++] = t;
+	if (n == 1 && (!strcmp(names[0], "all") || !strcmp(names[0], "all-linear"))) {
+		rc = settings_set(s, "lora-target", everything, 5);
+	} else if (of_experts && of_experts < 3) {
+		rc = cli_fail(CLI_USAGE, "--lora-target: gate_proj, up_proj and down_proj of experts "
+					 "are adapted together; name all three, or experts");
+	} else {
+		if (of_experts)
+			names[n++] = "experts";
+		rc = settings_set(s, "lora-target", names, n);
+	}
+	free(text);
+	return rc;
+}
+
+/* Defaults that depend on other settings; alpha stays open where ranks differ: it follows each. */
+int train_resolve(struct settings *s)
+{
+	int64_t rank = settings_int(s, "lora-rank");
+	int rc;
+
+	if (!settings_has(s, "adapter")) {
+		if (!settings_has(s, "expert-lora-rank"))
+			set_number(s, "expert-lora-rank", rank);
+		if (!settings_has(s, "lora-alpha") && settings_int(s, "expert-lora-rank") == rank)
+			set_number(s, "lora-alpha", 2 * rank);
+	}
+	rc = settings_exclusive(s, "batch-size", "batch-tokens");
+	rc = rc ? rc : resolve_targets(s);
+	return rc ? rc : dataset_resolve(s);
+}
+
+static void fill_params(const struct training *t, struct moe_trainer_params *p)
+{
+	const struct settings *s = t->s;
+	bool by_size = settings_has(s, "batch-size");
+
+	*p = (struct moe_trainer_params){
+		.struct_size = sizeof *p,
+		.data = t->data,
+		.eval_data = t->eval,
+		.output_dir = t->output,
+		.resume = settings_text(s, "resume"),
+		.overwrite = settings_on(s, "overwrite"),
+		.learning_rate = settings_real(s, "learning-rate"),
+		.schedule = settings_text(s, "lr-scheduler-type"),
+		.warmup_ratio = settings_real(s, "warmup-ratio"),
+		.weight_decay = settings_real(s, "weight-decay"),
+		.beta1 = settings_real(s, "adam-beta1"),
+		.beta2 = settings_real(s, "adam-beta2"),
+		.eps = settings_real(s, "adam-epsilon"),
+		.max_grad_norm = settings_real(s, "max-grad-norm"),
+		.batch_size = (int)settings_int(s, "batch-size"),
+		.batch_tokens = by_size ? 0 : (int)settings_int(s, "batch-tokens"),
+		.accumulation = (int)settings_int(s, "gradient-accumulation-steps"),
+		.epochs = settings_real(s, "epochs"),
+		.max_steps = settings_int(s, "max-steps") > 0 ? settings_int(s, "max-steps") : 0,
+		.keep_order = !settings_on(s, "shuffle"),
+		.seed = (uint64_t)settings_int(s, "seed"),
+		.logging_steps = (int)settings_int(s, "logging-steps"),
+		.eval_steps = (int)settings_int(s, "eval-steps"),
+		.save_steps = (int)settings_int(s, "save-steps"),
+		.save_total_limit = (int)settings_int(s, "save-total-limit"),
+		.max_hours = settings_real(s, "max-hours"),
+		.skip_non_finite = !strcmp(settings_text(s, "on-nan"), "skip"),
+		.sequential = !strcmp(settings_text(s, "pipeline"), "sequential"),
+	};
+}
+
+/* ---- running ---- */
+
+static int on_event(const struct moe_train_event *e, void *user)
+{
+	struct training *t = user;
+
+	if (!t->begun)
+		write_run(t);
+	t->begun = true;
+	progress_event(&t->progress, e);
+	return interrupt_pending();
+}
+
+static void add_expert_tokens(cJSON *to, const struct tool_model *m)
+{
+	cJSON *layers = cJSON_AddObjectToObject(to, "expert_tokens");
+	int n = m->info.experts;
+	int64_t *counts = cli_alloc((size_t)(n > 0 ? n : 1) * sizeof *counts);
+	char name[16];
+
+	for (int l = 0; l < m->info.layers; l++) {
+		cJSON *list;
+
+		if (moe_train_expert_tokens(m->model, l, counts, n) != MOE_OK)
+			continue;
+		snprintf(name, sizeof name, "%d", l);
+		list = cJSON_AddArrayToObject(layers, name);
+		for (int e = 0; e < n; e++)
+			cJSON_AddItemToArray(list, cJSON_CreateNumber((double)counts[e]));
+	}
+	free(counts);
+}
+
+static void add_loss(cJSON *to, const char *name, double loss)
+{
+	if (isfinite(loss))
+		cJSON_AddNumberToObject(to, name, loss);
+}
+
+static void print_json(const struct training *t, const struct moe_train_result *r)
+{
+	cJSON *o = cJSON_CreateObject();
+	const struct tool_model *m = &t->model;
+	char *text;
+
+	cJSON_AddNumberToObject(o, "steps", (double)r->steps);
+	cJSON_AddNumberToObject(o, "seconds", r->seconds);
+	cJSON_AddNumberToObject(o, "tokens", (double)r->tokens);
+	cJSON_AddNumberToObject(o, "trained_tokens", (double)r->trained_tokens);
+	cJSON_AddNumberToObject(o, "tokens_per_s", (double)r->tokens / fmax(r->seconds, 1e-9));
+	cJSON_AddNumberToObject(o, "peak_gib", r->peak_rss_gib);
+	cJSON_AddNumberToObject(o, "planned_gib", (double)tool_model_planned(m) / (1 << 30));
+	cJSON_AddNumberToObject(o, "parameters", (double)m->info.params);
+	cJSON_AddNumberToObject(o, "trainable", (double)m->info.trainable_params);
+	cJSON_AddNumberToObject(o, "lora_rank",
+				m->info.expert_rank ? m->info.expert_rank : m->info.lora_rank);
+	cJSON_AddNumberToObject(o, "experts", (double)r->adapted_experts);
+	cJSON_AddNumberToObject(o, "experts_without_gradient", (double)r->experts_without_gradient);
+	add_loss(o, "first_loss", r->first_loss);
+	add_loss(o, "last_loss", r->last_loss);
+	add_loss(o, "eval_loss", r->eval_loss);
+	add_expert_tokens(o, m);
+	text = cJSON_PrintUnformatted(o);
+	puts(text ? text : "{}");
+	cJSON_free(text);
+	cJSON_Delete(o);
+}
+
+static void print_summary(const struct training *t, const struct moe_train_result *r)
+{
+	FILE *to = t->progress.to;
+
+	if (!to)
+		return;
+	fprintf(to, "done: %lld steps in %.1f s (%.0f tokens/s), loss %.4f -> %.4f",
+		(long long)r->steps, r->seconds, (double)r->tokens / fmax(r->seconds, 1e-9),
+		r->first_loss, r->last_loss);
+	if (isfinite(r->eval_loss))
+		fprintf(to, ", evaluation %.4f", r->eval_loss);
+	fprintf(to, ", peak %.2f GiB\nadapter in %s\n", r->peak_rss_gib, t->output);
+}
+
+static int train(struct training *t)
+{
+	struct moe_trainer_params params;
+	struct moe_train_result result = { .struct_size = sizeof result };
+	enum moe_status st;
+	int rc;
+
+	interrupt_remember();
+	rc = tool_model_open_training(&t->model, t->s);
+	if (rc)
+		return rc;
+	progress_open(&t->progress, t->s);
+	if (t->progress.to)
+		tool_model_describe(&t->model, t->s, t->progress.to);
+	fill_params(t, &params);
+	interrupt_watch();
+	st = moe_train(t->model.model, &params, on_event, t, &result);
+	progress_close(&t->progress);
+	rc = cli_status(st);
+	if (st != MOE_OK)
+		return rc;
+	if (!t->begun)
+		write_run(t);
+	t->begun = true;
+	print_summary(t, &result);
+	if (settings_on(t->s, "json"))
+		print_json(t, &result);
+	return 0;
+}
+
+static int prepare(struct training *t)
+{
+	enum token_report report = settings_on(t->s, "json") ? REPORT_STDERR : REPORT_STDOUT;
+	int rc = train_resolve(t->s);
+
+	if (!rc && !settings_has(t->s, "data"))
+		rc = cli_fail(CLI_USAGE, "--data FILE... is missing");
+	rc = rc ? rc : tool_model_check(t->s);
+	rc = rc ? rc : check_output(t);
+	rc = rc ? rc : make_output(t);
+	rc = rc ? rc : token_file(t->s, "data", t->output, report, &t->data, &t->data_made);
+	if (!rc && settings_has(t->s, "eval-data"))
+		rc = token_file(t->s, "eval-data", t->output, report, &t->eval, &t->eval_made);
+	return rc;
+}
+
+static int run(struct settings *s, int argc, char **argv)
+{
+	struct training t = { .s = s, .argc = argc, .argv = argv };
+	int rc = prepare(&t);
+
+	if (!rc)
+		rc = train(&t);
+	tool_model_close(&t.model);
+	undo_output(&t);
+	free(t.data);
+	free(t.eval);
+	return rc;
+}
+
+const struct command command_train = {
+	.name = "train",
+	.summary = "fine-tune a model",
+	.groups = train_groups,
+	.run = run,
+};

@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/params.h"
+
+#include "model/state.h"
+
+#include <math.h>
+#include <stdio.h>
+
+static const char *const lora_names[MOE_LORA_ARRAYS] = {
+	"gate_lora_a", "up_lora_a", "down_lora_a", "gate_lora_b", "up_lora_b", "down_lora_b"
+};
+static const char *const linear_names[MOE_ATTN_LINEARS] = { "q_proj", "k_proj", "v_proj",
+							    "o_proj" };
+static const struct {
+	enum moe_param_field field;
+	const char *name;
+} saved[] = { { MOE_VALUE, "value" }, { MOE_MOMENT1, "exp_avg" }, { MOE_MOMENT2, "exp_avg_sq" } };
+
+static size_t layer_arrays(const struct moe_decoder_layer *layer, int l,
+			   struct moe_train_array *out)
+{
+	struct moe_experts *e = layer->experts;
+	size_t n = 0;
+
+	for (int a = 0; e && e->r && e->a_gu.grad && a < MOE_LORA_ARRAYS; a++) {
+		if (a == MOE_UP_A && e->ra == e->r)
+			continue; /* the same array as gate's */
+		if (out) {
+			out[n] = (struct moe_train_array){ .experts = e,
+							   .array = (enum moe_lora_array)a,
+							   .pieces = e->E,
+							   .piece = moe_lora_elements(
+								   e, (enum moe_lora_array)a) };
+			snprintf(out[n].name, sizeof out[n].name, "layers.%d.experts.%s", l,
+				 lora_names[a]);
+		}
+		n++;
+	}
+	for (int i = 0; i < 2 * MOE_ATTN_LINEARS; i++) {
+		const struct moe_linear *linear = &layer->linear[i / 2];
+		const struct moe_param *p = i % 2 ? &linear->lora_b : &linear->lora_a;
+
+		if (!linear->r || !p->grad)
+			continue;
+		if (out) {
+			out[n] = (struct moe_train_array){ .param = (struct moe_param *)p,
+							   .pieces = 1,
+							   .piece = p->piece };
+			snprintf(out[n].name, sizeof out[n].name, "layers.%d.%s.lora_%c", l,
+				 linear_names[i / 2], i % 2 ? 'b' : 'a');
+		}
+		n++;
+	}
+	return n;
+}
+
+enum moe_status moe_train_arrays(const struct moe_decoder *d, struct moe_train_array **out,
+				 size_t *n)
+{
+	*n = 0;
+	for (int l = 0; l < d->n_layers; l++)
+		*n += layer_arrays(&d->layers[l], l, NULL);
+	*out = moe_alloc(*n, sizeof **out);
+	if (!*out)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for the list of parameters");
+	*n = 0;
+	for (int l = 0; l < d->n_layers; l++)
+		*n += layer_arrays(&d->layers[l], l, *out + *n);
+	return MOE_OK;
+}
+
+static float *param_field(const struct moe_param *p, enum moe_param_field f)
+{
+	return f == MOE_VALUE ? p->value : f == MOE_GRAD ? p->grad : f == MOE_MOMENT1 ? p->m : p->v;
+}
+
+void moe_train_array_get(const struct moe_train_array *a, enum moe_param_field f, int piece,
+			 float *dst)
+{
+	if (a->experts)
+		moe_experts_get(a->experts, a->array, f, piece, dst);
+	else
+		memcpy(dst, param_field(a->param, f), (size_t)a->piece * sizeof *dst);
+}
+
+void moe_train_array_set(const struct moe_train_array *a, enum moe_param_field f, int piece,
+			 const float *src)
+{
+	if (a->experts)
+		moe_experts_set(a->experts, a->array, f, piece, src);
+	else
+		memcpy(param_field(a->param, f), src, (size_t)a->piece * sizeof *src);
+}
+
+struct fill {
+	const struct moe_train_array *array;
+	enum moe_param_field field;
+	char name[128];
+};
+
+static enum moe_status fill_item(void *user, void *out)
+{
+	const struct fill *f = user;
+
+	for (int e = 0; e < f->array->pieces; e++)
+		moe_train_array_get(f->array, f->field, e, (float *)out + e * f->array->piece);
+	return MOE_OK;
+}
+
+static enum moe_status write_state(const char *dir, const struct moe_train_array *a, size_t n,
+				   const struct moe_train_progress *p)
+{
+	size_t count = n * MOE_COUNT(saved);
+	struct moe_st_item *items = moe_calloc(count, sizeof *items);
+	struct fill *fills = moe_calloc(count, sizeof *fills);
+	const struct moe_scalar scalars[] = {
+		{ .key = "step", .kind = MOE_SCALAR_INT, .i = p->step },
+		{ .key = "tokens", .kind = MOE_SCALAR_INT, .i = p->tokens },
+		{ .key = "trained_tokens", .kind = MOE_SCALAR_INT, .i = p->trained_tokens },
+		{ .key = "seconds", .kind = MOE_SCALAR_REAL, .r = p->seconds },
+		{ .key = "first_loss", .kind = MOE_SCALAR_REAL, .r = p->first_loss },
+		{ .key = "data_hash",
+		  .kind = MOE_SCALAR_TEXT,
+		  .text = p->data_hash ? p->data_hash : "" },
+		{ .key = "seed", .kind = MOE_SCALAR_INT, .i = (int64_t)p->seed },
+		{ .key = "batch_size", .kind = MOE_SCALAR_INT, .i = p->batch_size },
+		{ .key = "batch_tokens", .kind = MOE_SCALAR_INT, .i = p->batch_tokens },
+		{ .key = "accumulation", .kind = MOE_SCALAR_INT, .i = p->accumulation },
+		{ .key = "keep_order", .kind = MOE_SCALAR_INT, .i = p->keep_order },
+	};
+	enum moe_status st = MOE_ERR_NOMEM;
+
+	if (!items || !fills) {
+		moe_fail(st, "no memory for the training state");
+		goto out;
+	}
+	for (size_t i = 0; i < count; i++) {
+		const struct moe_train_array *array = &a[i / MOE_COUNT(saved)];
+
+		fills[i].array = array;
+		fills[i].field = saved[i % MOE_COUNT(saved)].field;
+		snprintf(fills[i].name, sizeof fills[i].name, "%s.%s", array->name,
+			 saved[i % MOE_COUNT(saved)].name);
+		items[i] = (struct moe_st_item){ .name = fills[i].name,
+						 .dtype = MOE_F32,
+						 .ndim = 2,
+						 .shape = { array->pieces, array->piece },
+						 .fill = fill_item,
+						 .user = &fills[i] };
+	}
+	st = moe_state_write(dir, items, count, scalars, MOE_COUNT(scalars));
+out:
+	moe_free(items);
+	moe_free(fills);
+	return st;
+}
+
+enum moe_status moe_train_state_save(const struct moe_decoder *d, const char *dir,
+				     const struct moe_train_progress *p)
+{
+	struct moe_train_array *a;
+	size_t n;
+	enum moe_status st;
+
+	MOE_TRY(moe_train_arrays(d, &a, &n));
+	st = write_state(dir, a, n, p);
+	moe_free(a);
+	return st;
+}
+
+static enum moe_status check_int(const struct moe_state *s, const char *key, int64_t want)
+{
+	int64_t have;
+
+	MOE_TRY(moe_state_int(s, key, &have));
+	if (have != want)
+		return moe_fail(MOE_ERR_ARG,
+				"the checkpoint was made with %s %lld, this run has %lld: the data "
+				"would come in another order",
+				key, (long long)have, (long long)want);
+	return MOE_OK;
+}
+
+static enum moe_status load_progress(const struct moe_state *s, struct moe_train_progress *p)
+{
+	const char *hash;
+
+	MOE_TRY(moe_state_text(s, "data_hash", &hash));
+	if (strcmp(hash, p->data_hash ? p->data_hash : ""))
+		return moe_fail(MOE_ERR_ARG,
+				"the checkpoint was made with other data (hash %.16s...)", hash);
+	MOE_TRY(check_int(s, "seed", (int64_t)p->seed));
+	MOE_TRY(check_int(s, "batch_size", p->batch_size));
+	MOE_TRY(check_int(s, "batch_tokens", p->batch_tokens));
+	MOE_TRY(check_int(s, "accumulation", p->accumulation));
+	MOE_TRY(check_int(s, "keep_order", p->keep_order));
+	MOE_TRY(moe_state_int(s, "step", &p->step));
+	MOE_TRY(moe_state_int(s, "tokens", &p->tokens));
+	MOE_TRY(moe_state_int(s, "trained_tokens", &p->trained_tokens));
+	MOE_TRY(moe_state_real(s, "seconds", &p->seconds));
+	return moe_state_real(s, "first_loss", &p->first_loss);
+}
+
+static enum moe_status load_array(const struct moe_state *s, const struct moe_train_array *a)
+{
+	int64_t shape[2] = { a->pieces, a->piece };
+	float *buf = moe_alloc((size_t)(a->pieces * a->piece), sizeof *buf);
+	enum moe_status st = buf ? MOE_OK : moe_fail(MOE_ERR_NOMEM, "no memory for %s", a->name);
+	char name[128];
+
+	for (size_t f = 0; st == MOE_OK && f < MOE_COUNT(saved); f++) {
+		snprintf(name, sizeof name, "%s.%s", a->name, saved[f].name);
+		st = moe_safetensors_read_f32(moe_state_arrays(s), name, 2, shape, buf);
+		for (int e = 0; st == MOE_OK && e < a->pieces; e++)
+			moe_train_array_set(a, saved[f].field, e, buf + e * a->piece);
+	}
+	moe_free(buf);
+	return st;
+}
+
+enum moe_status moe_train_state_load(const struct moe_decoder *d, const char *dir,
+				     struct moe_train_progress *p)
+{
+	struct moe_train_array *a = NULL;
+	struct moe_state *s;
+	size_t n = 0;
+	enum moe_status st;
+
+	MOE_TRY(moe_state_open(dir, &s));
+	st = load_progress(s, p);
+	if (st == MOE_OK)
+		st = moe_train_arrays(d, &a, &n);
+	if (st == MOE_OK && moe_safetensors_count(moe_state_arrays(s)) != n * MOE_COUNT(saved))
+		st = moe_fail(MOE_ERR_ARG,
+			      "the checkpoint has %zu arrays, this run trains %zu: other targets",
+			      moe_safetensors_count(moe_state_arrays(s)), n * MOE_COUNT(saved));
+	for (size_t i = 0; st == MOE_OK && i < n; i++)
+		st = load_array(s, &a[i]);
+	moe_free(a);
+	moe_state_close(s);
+	return st == MOE_OK ? st : moe_fail_in(st, "%s", dir);
+}
+
+bool moe_train_first_bad(const struct moe_decoder *d, char *buf, size_t size)
+{
+	static const enum moe_param_field fields[] = { MOE_VALUE, MOE_GRAD };
+	struct moe_train_array *a;
+	bool bad = false;
+	size_t n;
+
+	if (moe_train_arrays(d, &a, &n) != MOE_OK)
+		return false;
+	for (size_t i = 0; i < 2 * n && !bad; i++) {
+		const struct moe_train_array *array = &a[i / 2];
+		float *piece = moe_alloc((size_t)array->piece, sizeof *piece);
+
+		for (int e = 0; piece && !bad && e < array->pieces; e++) {
+			moe_train_array_get(array, fields[i % 2], e, piece);
+			for (int64_t j = 0; j < array->piece && !bad; j++)
+				bad = !isfinite(piece[j]);
+			if (bad)
+				snprintf(buf, size, "%s of %s, piece %d",
+					 i % 2 ? "gradient" : "value", array->name, e);
+		}
+		moe_free(piece);
+	}
+	moe_free(a);
+	return bad;
+}

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Everything trainable of a decoder as a list of named arrays, in kt layout: the same for every
+ * number of parts. For saving and restoring training state and for finding the first bad gradient.
+ */
+#ifndef MOE_TRAIN_PARAMS_H
+#define MOE_TRAIN_PARAMS_H
+
+#include "codelets/decoder.h"
+#include "graphs/moe_state.h"
+
+struct moe_train_array {
+	char name[96];		     /* layers.3.experts.gate_lora_a, layers.3.q_proj.lora_b */
+	struct moe_experts *experts; /* or NULL */
+	enum moe_lora_array array;
+	struct moe_param *param; /* of a dense layer, or NULL */
+	int pieces;		 /* E or 1 */
+	int64_t piece;		 /* elements of one */
+};
+
+/* *out [*n] is the caller's (moe_free). */
+enum moe_status moe_train_arrays(const struct moe_decoder *d, struct moe_train_array **out,
+				 size_t *n);
+void moe_train_array_get(const struct moe_train_array *a, enum moe_param_field f, int piece,
+			 float *dst);
+void moe_train_array_set(const struct moe_train_array *a, enum moe_param_field f, int piece,
+			 const float *src);
+
+struct moe_train_progress {
+	int64_t step, tokens, trained_tokens;
+	double seconds, first_loss;
+	/* what the order of the data depends on */
+	const char *data_hash; /* NULL: "" */
+	uint64_t seed;
+	int64_t batch_size, batch_tokens, accumulation, keep_order;
+};
+/* Values, moments and progress into dir (state.safetensors, state.json). */
+enum moe_status moe_train_state_save(const struct moe_decoder *d, const char *dir,
+				     const struct moe_train_progress *p);
+/* The reverse. p comes in with the run's own settings and is checked: MOE_ERR_ARG names a
+ * difference. */
+enum moe_status moe_train_state_load(const struct moe_decoder *d, const char *dir,
+				     struct moe_train_progress *p);
+/* Name of the first array with a non-finite gradient (or value) into buf; false: none. */
+bool moe_train_first_bad(const struct moe_decoder *d, char *buf, size_t size);
+
+#endif
