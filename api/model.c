@@ -111,6 +111,19 @@ enum moe_status moe_model_reserve(struct moe_model *m, int T, int slots)
 	return make_slots(m);
 }
 
+/* Everything but values: what an estimate counts. */
+static enum moe_status load_shape(struct moe_model *m, const char *targets)
+{
+	m->params.lora_targets = targets;
+	MOE_TRY(moe_arch_load(m->params.dir, &m->arch));
+	MOE_TRY(moe_model_plan_lora(m, NULL));
+	m->params.lora_targets = NULL;
+	MOE_TRY(moe_model_shape(m));
+	MOE_TRY(moe_model_load_weights(m, NULL));
+	MOE_TRY(moe_model_init_lora(m));
+	return make_runtime(m);
+}
+
 static enum moe_status load(struct moe_model *m, const char *adapter_dir, const char *targets)
 {
 	struct moe_safetensors *st = NULL;
@@ -154,7 +167,12 @@ enum moe_status moe_model_open(struct moe_engine *engine, const struct moe_model
 		return moe_fail(MOE_ERR_NOMEM, "no memory for a model");
 	m->engine = engine;
 	MOE_TRY_GOTO(take_params(m, params), st, fail);
-	MOE_TRY_GOTO(load(m, params->adapter, params->lora_targets), st, fail);
+	if (moe_engine_is_dry(engine))
+		st = load_shape(m, params->lora_targets);
+	else
+		st = load(m, params->adapter, params->lora_targets);
+	if (st != MOE_OK)
+		goto fail;
 	m->load_seconds = moe_now() - start;
 	*out = m;
 	return MOE_OK;

@@ -31,6 +31,7 @@ struct moe_model {
 	struct moe_decoder_tensors tensors;
 	struct moe_decoder_slot slot[MOE_MODEL_SLOTS];
 	int n_slots;
+	int group_size; /* experts per task */
 	struct moe_ticket *ticket; /* of evaluation and logits */
 	atomic_flag busy;
 	int64_t non_finite;
@@ -57,7 +58,7 @@ enum moe_status moe_model_plan_lora(struct moe_model *m, const struct moe_adapte
 enum moe_status moe_model_shape(struct moe_model *m);
 enum moe_status moe_model_check_memory(struct moe_model *m, const struct moe_safetensors *st);
 void moe_model_free_decoder(struct moe_model *m);
-/* Weights from the checkpoint, LoRA initialised. */
+/* Weights from the checkpoint (st NULL, on a dry engine: their memory only), LoRA initialised. */
 enum moe_status moe_model_make_rope(struct moe_model *m);
 enum moe_status moe_model_load_weights(struct moe_model *m, const struct moe_safetensors *st);
 enum moe_status moe_model_init_lora(struct moe_model *m);

@@ -80,9 +80,10 @@ enum moe_status moe_model_init_lora(struct moe_model *m)
 					   (m->lora.rslora ? sqrt(p->r) : (double)p->r));
 			MOE_TRY(alloc_param(m, &p->lora_a));
 			MOE_TRY(alloc_param(m, &p->lora_b));
-			init_a(m->params.seed, i, j, 0, p->r, p->weight.k, p->lora_a.value);
+			if (!moe_engine_is_dry(m->engine))
+				init_a(m->params.seed, i, j, 0, p->r, p->weight.k, p->lora_a.value);
 		}
-		if (l->experts && l->experts->r)
+		if (l->experts && l->experts->r && !moe_engine_is_dry(m->engine))
 			MOE_TRY(init_experts(m, i, l->experts));
 	}
 	return MOE_OK;
@@ -142,6 +143,31 @@ static void set_entry(struct moe_model *m, const struct moe_adapter_entry *e)
 	copy_experts(l->experts, MOE_DOWN_B, e->down_b, true);
 }
 
+/* B = 0 where the adapter has nothing for a target: it then changes nothing there. */
+static void clear_absent(struct moe_model *m, const struct moe_adapter *adapter)
+{
+	for (int i = 0; i < m->decoder.n_layers; i++) {
+		struct moe_decoder_layer *l = &m->decoder.layers[i];
+		struct moe_experts *e = l->experts;
+
+		for (int j = 0; j < MOE_ATTN_LINEARS; j++)
+			if (l->linear[j].r &&
+			    !moe_adapter_find(adapter, i, (enum moe_adapter_target)j))
+				memset(l->linear[j].lora_b.value, 0,
+				       (size_t)l->linear[j].lora_b.piece * sizeof(float));
+		if (!e || !e->r || moe_adapter_find(adapter, i, MOE_ADAPTER_EXPERTS))
+			continue;
+		memset(e->down_b.value, 0, (size_t)(e->E * e->down_b.piece) * sizeof(float));
+		for (int p = 0; p < e->P; p++) {
+			const struct moe_experts_part *part = &e->part[p];
+
+			memset(part->gate_b.value, 0,
+			       (size_t)(e->E * part->gate_b.piece) * sizeof(float));
+			memset(part->up_b.value, 0, (size_t)(e->E * part->up_b.piece) * sizeof(float));
+		}
+	}
+}
+
 static void clear_moments(const struct moe_param *p, int E)
 {
 	size_t bytes = (size_t)E * (size_t)p->piece * sizeof(float);
@@ -177,6 +203,7 @@ static void clear_all_moments(struct moe_model *m)
 enum moe_status moe_model_set_adapter(struct moe_model *m, const struct moe_adapter *adapter)
 {
 	MOE_TRY(check_fit(m, adapter));
+	clear_absent(m, adapter);
 	for (size_t i = 0; i < adapter->n_entries; i++)
 		set_entry(m, &adapter->entries[i]);
 	clear_all_moments(m);

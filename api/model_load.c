@@ -8,8 +8,9 @@
 
 struct loader {
 	struct moe_model *m;
-	const struct moe_safetensors *st;
-	int64_t done, total; /* tensors */
+	const struct moe_safetensors *st; /* NULL: shapes only, for an estimate */
+	struct moe_st_tensor shape;	  /* then: the last tensor */
+	int64_t done, total;		  /* tensors */
 };
 
 bool moe_model_has(const struct moe_model *m, const struct moe_safetensors *st, enum moe_role role,
@@ -63,6 +64,17 @@ static int64_t count_non_finite(const struct moe_st_tensor *t)
 	return count;
 }
 
+/* What a checkpoint in bf16 would have. */
+static const struct moe_st_tensor *only_shape(struct loader *l, enum moe_role role, int layer)
+{
+	struct moe_st_tensor *t = &l->shape;
+
+	memset(t, 0, sizeof *t);
+	t->dtype = MOE_BF16;
+	t->ndim = moe_arch_tensor_shape(&l->m->arch, role, layer, t->shape);
+	return t;
+}
+
 /* Finds a tensor, looks at its values and reports progress. */
 static enum moe_status next(struct loader *l, enum moe_role role, int layer, int expert,
 			    const struct moe_st_tensor **out)
@@ -70,6 +82,10 @@ static enum moe_status next(struct loader *l, enum moe_role role, int layer, int
 	struct moe_model *m = l->m;
 	int64_t bad;
 
+	if (!l->st) {
+		*out = only_shape(l, role, layer);
+		return MOE_OK;
+	}
 	MOE_TRY(moe_model_find(m, l->st, role, layer, expert, out));
 	bad = m->params.skip_value_check ? 0 : count_non_finite(*out);
 	m->non_finite += bad;
@@ -106,7 +122,8 @@ static enum moe_status load_vector(struct loader *l, enum moe_role role, int lay
 		*out = take(l->m, (size_t)n * sizeof **out, -1, "weights");
 	if (!*out)
 		return MOE_ERR_NOMEM;
-	moe_to_f32(*out, t->data, t->dtype, (size_t)n);
+	if (t->data)
+		moe_to_f32(*out, t->data, t->dtype, (size_t)n);
 	return MOE_OK;
 }
 
@@ -143,7 +160,7 @@ static enum moe_status load_vocab(struct loader *l, enum moe_role role, struct m
 	for (int c = 0; c < v->n_chunks; c++) {
 		int64_t v0 = (int64_t)c * MOE_VOCAB_CHUNK;
 
-		MOE_TRY(pack(l->m, (const char *)t->data + (size_t)v0 * row, t->dtype,
+		MOE_TRY(pack(l->m, t->data ? (const char *)t->data + (size_t)v0 * row : NULL, t->dtype,
 			     MOE_MIN((int64_t)MOE_VOCAB_CHUNK, t->shape[0] - v0), t->shape[1],
 			     c % moe_engine_parts(l->m->engine), &v->chunk[c]));
 	}
@@ -205,7 +222,7 @@ static enum moe_status load_experts(struct loader *l, int layer, struct moe_expe
 {
 	const struct moe_lora_plan *lora = &l->m->lora;
 	double r = lora->rank[MOE_ADAPTER_EXPERTS];
-	bool fused = moe_model_has(l->m, l->st, MOE_ROLE_EXPERTS_GATE_UP, layer, -1);
+	bool fused = l->st && moe_model_has(l->m, l->st, MOE_ROLE_EXPERTS_GATE_UP, layer, -1);
 	const struct moe_st_tensor *t;
 	struct moe_experts_shape s = {
 		.E = e->E,
@@ -213,7 +230,7 @@ static enum moe_status load_experts(struct loader *l, int layer, struct moe_expe
 		.H = e->H,
 		.I = e->I,
 		.r = (int)r,
-		.group_size = moe_group_size_choose(e->E, e->k, l->m->params.max_tokens),
+		.group_size = l->m->group_size,
 		.scale = r > 0 ? (float)(lora->alpha[MOE_ADAPTER_EXPERTS] /
 					 (lora->rslora ? __builtin_sqrt(r) : r))
 			       : 0,
@@ -221,8 +238,12 @@ static enum moe_status load_experts(struct loader *l, int layer, struct moe_expe
 		.trainable = r > 0 && !l->m->params.inference_only,
 	};
 
-	MOE_TRY(moe_model_find(l->m, l->st, fused ? MOE_ROLE_EXPERTS_GATE_UP : MOE_ROLE_EXPERT_GATE,
-			       layer, 0, &t));
+	if (l->st)
+		MOE_TRY(moe_model_find(l->m, l->st,
+				       fused ? MOE_ROLE_EXPERTS_GATE_UP : MOE_ROLE_EXPERT_GATE, layer, 0,
+				       &t));
+	else
+		t = only_shape(l, MOE_ROLE_EXPERT_GATE, layer);
 	MOE_TRY(moe_experts_alloc(l->m->engine, &s, t->dtype, e));
 	MOE_TRY(fused ? load_fused(l, layer, e) : load_single(l, layer, e, t->dtype));
 	MOE_TRY(next(l, MOE_ROLE_ROUTER, layer, -1, &t));
@@ -286,13 +307,14 @@ enum moe_status moe_model_make_rope(struct moe_model *m)
 	d->rope = take(m, (size_t)d->positions * (size_t)d->dim * sizeof *d->rope, -1, "weights");
 	if (!d->rope)
 		return MOE_ERR_NOMEM;
-	moe_rope_table(&angles, d->dim, d->positions, d->rope);
+	if (!moe_engine_is_dry(m->engine))
+		moe_rope_table(&angles, d->dim, d->positions, d->rope);
 	return MOE_OK;
 }
 
 enum moe_status moe_model_load_weights(struct moe_model *m, const struct moe_safetensors *st)
 {
-	struct loader l = { m, st, 0, (int64_t)moe_safetensors_count(st) };
+	struct loader l = { .m = m, .st = st, .total = st ? (int64_t)moe_safetensors_count(st) : 0 };
 	struct moe_decoder *d = &m->decoder;
 
 	MOE_TRY(load_vocab(&l, MOE_ROLE_EMBED, &d->embed));

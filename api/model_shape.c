@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-
+#define MAX_MOE_HANDLES 36000 /* of 50,000: attention and the LM head need some too */
 
 static enum moe_status target_named(const char *name, size_t n, int *out)
 {
@@ -120,6 +120,7 @@ static enum moe_status shape_layer(struct moe_model *m, int i)
 	l->experts->I = (int)a->moe_intermediate;
 	l->experts->P = moe_engine_parts(m->engine);
 	l->experts->r = m->lora.rank[MOE_ADAPTER_EXPERTS];
+	l->experts->G = (a->n_experts - 1) / m->group_size + 1;
 	l->experts->ra = (m->lora.share_a ? 1 : 2) * l->experts->r;
 	for (int p = 0; p < l->experts->P; p++)
 		l->experts->part[p].I = a->moe_intermediate * (p + 1) / l->experts->P -
@@ -131,6 +132,28 @@ static enum moe_status shape_layer(struct moe_model *m, int i)
 		(struct moe_router_config){ a->n_experts, a->top_k, a->norm_topk_prob };
 	l->experts->aux_coef = m->params.inference_only ? 0 : (float)m->params.aux_coef;
 	return l->experts->router->check(&l->experts->router_config);
+}
+
+/*
+ * From the work per task, then larger until the tensors of all layers and slots stay below
+ * MAX_MOE_HANDLES (a handle is 4 KB with Debian's StarPU), with the few slices that many groups have.
+ */
+static int choose_group_size(const struct moe_model *m)
+{
+	const struct moe_arch *a = &m->arch;
+	int E = MOE_MAX(1, a->n_experts), P = moe_engine_parts(m->engine);
+	int size = moe_group_size_choose(E, MOE_MAX(1, a->top_k), m->params.max_tokens);
+	struct moe_cut cut = { 1, 3, 1 };
+
+	for (; size < E; size++) {
+		int G = (E - 1) / size + 1;
+		int64_t n = moe_arch_moe_layers(a) * moe_layer_tensors_count(P, G, 1, false);
+
+		n += m->params.slots * moe_slot_tensors_count(P, G, m->params.max_tokens, &cut);
+		if (n <= MAX_MOE_HANDLES)
+			break;
+	}
+	return size;
 }
 
 enum moe_status moe_model_shape(struct moe_model *m)
@@ -158,6 +181,7 @@ enum moe_status moe_model_shape(struct moe_model *m)
 		d->embed.chunk = moe_calloc((size_t)chunks, sizeof *d->embed.chunk);
 	if (!d->layers || !d->head.chunk || !d->embed.chunk)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for a decoder");
+	m->group_size = choose_group_size(m);
 	for (int i = 0; i < d->n_layers; i++)
 		MOE_TRY(shape_layer(m, i));
 	return MOE_OK;
@@ -203,10 +227,29 @@ static size_t available_memory(void)
 	return kb ? (size_t)kb * 1024 : SIZE_MAX;
 }
 
+/* Bytes of StarPU's handles; Debian's build takes 4 KB each (design.md 3). */
+static size_t handle_bytes(const struct moe_model *m, int lowest)
+{
+	struct moe_cut cut = { 1, 1, 1 };
+	int64_t n = 0;
+
+	for (int i = 0; i < m->decoder.n_layers; i++) {
+		const struct moe_experts *e = m->decoder.layers[i].experts;
+
+		if (!e)
+			continue;
+		cut = moe_cut_choose(e, m->params.max_tokens, moe_engine_workers(m->engine), 0, 0);
+		n += moe_layer_tensors_count(e->P, e->G, cut.slices_i, false);
+	}
+	n += m->params.slots *
+	     moe_decoder_slot_handles(&m->decoder, lowest, &cut, m->params.max_tokens);
+	return (size_t)n * 4096;
+}
+
 /* Everything that opening would allocate against the limit, before any of it is. */
 enum moe_status moe_model_check_memory(struct moe_model *m, const struct moe_safetensors *st)
 {
-	size_t weights = 0, lora = lora_bytes(m), slot, total;
+	size_t weights = 0, lora = lora_bytes(m), slot, handles, total;
 	size_t limit = m->params.memory_limit > 0 ? (size_t)m->params.memory_limit
 						  : available_memory();
 	int lowest = m->params.inference_only || !lora ? m->decoder.n_layers : 0;
@@ -214,15 +257,17 @@ enum moe_status moe_model_check_memory(struct moe_model *m, const struct moe_saf
 	for (size_t i = 0; i < moe_safetensors_count(st); i++)
 		weights += moe_safetensors_at(st, i)->bytes;
 	slot = moe_decoder_slot_bytes(&m->decoder, lowest, m->params.max_tokens);
-	total = weights + lora + slot * (size_t)m->params.slots;
+	handles = handle_bytes(m, lowest);
+	total = weights + lora + slot * (size_t)m->params.slots + handles;
 	if (total <= limit)
 		return MOE_OK;
 	return moe_fail(MOE_ERR_NOFIT,
 			"the model needs %.2f GiB: weights %.2f, LoRA with gradients and moments %.2f, "
-			"activations %d x %.2f; %.2f GiB %s. Smaller max_tokens or slots, or fewer "
-			"LoRA targets or ranks need less",
+			"activations %d x %.2f, handles %.2f; %.2f GiB %s. Smaller max_tokens or slots, "
+			"or fewer LoRA targets or ranks need less",
 			(double)total / 0x1p30, (double)weights / 0x1p30, (double)lora / 0x1p30,
-			m->params.slots, (double)slot / 0x1p30, (double)limit / 0x1p30,
+			m->params.slots, (double)slot / 0x1p30, (double)handles / 0x1p30,
+			(double)limit / 0x1p30,
 			m->params.memory_limit > 0 ? "are allowed" : "are available");
 }
 

@@ -30,6 +30,7 @@ static struct moe_trainee trainee_of(struct moe_model *m)
 	struct moe_trainee t = { .engine = m->engine,
 				 .decoder = &m->decoder,
 				 .tensors = &m->tensors,
+				 .max_positions = m->arch.max_positions,
 				 .user = m,
 				 .reserve = reserve,
 				 .save_adapter = save_adapter };

@@ -27,8 +27,8 @@ enum moe_attn_linear { MOE_ATTN_Q = 0, MOE_ATTN_K, MOE_ATTN_V, MOE_ATTN_O, MOE_A
 struct moe_decoder_layer {
 	float *attn_norm, *ffn_norm; /* [H] */
 	struct moe_linear linear[MOE_ATTN_LINEARS];
-	float *q_norm, *k_norm;	  /* [q_norm_n], [k_norm_n] or NULL */
-	int q_norm_n, k_norm_n;	  /* head dim: each head alone; else the whole projection */
+	float *q_norm, *k_norm;	     /* [q_norm_n], [k_norm_n] or NULL */
+	int q_norm_n, k_norm_n;	     /* head dim: each head alone; else the whole projection */
 	struct moe_experts *experts; /* NULL: ffn is the layer's dense MLP */
 	struct moe_ffn *ffn;	     /* with experts: the shared ones, or NULL */
 };
@@ -59,7 +59,7 @@ struct moe_batch {
 	const int32_t *ids;	  /* [T] in [0, V) */
 	const int32_t *position;  /* [T] within the document */
 	const int32_t *doc_start; /* [T] first token of the token's document */
-	const int32_t *label;	  /* [T] the id at t + 1 of the same document where trained, else -1 */
+	const int32_t *label; /* [T] the id at t + 1 of the same document where trained, else -1 */
 	int n_rows;
 	const int32_t *row; /* [n_rows] ascending tokens: the trained ones, or those with logits */
 	int n_docs;
@@ -68,10 +68,10 @@ struct moe_batch {
 
 /* Buffers of one layer. Kept for the backward, or shared by frozen layers. */
 struct moe_attn_state {
-	float *x, *x_mid, *xn;	/* [T, H] input, after attention, the latter normalised */
-	float *q, *k, *v;	/* [T, heads dim], [T, kv_heads dim] after norm and rope */
-	float *q_pre, *k_pre;	/* before norm; NULL without */
-	float *o, *lse;		/* [T, heads dim], [heads, T] */
+	float *x, *x_mid, *xn; /* [T, H] input, after attention, the latter normalised */
+	float *q, *k, *v;      /* [T, heads dim], [T, kv_heads dim] after norm and rope */
+	float *q_pre, *k_pre;  /* before norm; NULL without */
+	float *o, *lse;	       /* [T, heads dim], [heads, T] */
 };
 
 /* Gradients of one layer, a ring of two. grad_q, grad_k: after qkv_bwd at the projections. */
@@ -85,8 +85,8 @@ struct moe_attn_args {
 	const struct moe_attn_state *state;
 	const struct moe_attn_grad *grad;
 	struct moe_batch batch;
-	int t0, t1; /* token block */
-	int h0, h1; /* query heads; kv heads for attention_bwd_kv */
+	int t0, t1;	       /* token block */
+	int h0, h1;	       /* query heads; kv heads for attention_bwd_kv */
 	const float *grad_mid; /* [T, H] gradient at x_mid */
 	float *grad_x;	       /* qkv_bwd: [T, H] gradient at x, NULL: not wanted */
 	int linear;	       /* linear_grad: enum moe_attn_linear */
@@ -106,23 +106,23 @@ struct moe_head_args {
 	const struct moe_decoder *decoder;
 	const struct moe_head_state *state;
 	struct moe_batch batch;
-	int r0, r1;	    /* entries of batch.row */
+	int r0, r1; /* entries of batch.row */
 	int chunk;
-	const float *x;	    /* [T, H] output of the last layer */
-	float scale;	    /* of the loss gradient: 1 / trained tokens of the step */
-	double *row_loss;   /* [n_rows] */
-	float *out;	    /* logits: [n_rows, V] of the caller, NULL: the ring's buffer */
-	float *grad;	    /* loss_bwd: [T, H] gradient at x */
-	int t0, t1;	    /* loss_bwd: tokens that it clears first */
+	const float *x;	  /* [T, H] output of the last layer */
+	float scale;	  /* of the loss gradient: 1 / trained tokens of the step */
+	double *row_loss; /* [n_rows] */
+	float *out;	  /* logits: [n_rows, V] of the caller, NULL: the ring's buffer */
+	float *grad;	  /* loss_bwd: [T, H] gradient at x */
+	int t0, t1;	  /* loss_bwd: tokens that it clears first */
 };
 
 /* Filled in by loss_total. */
 struct moe_loss_result {
-	double sum;	 /* of -log p over the trained tokens */
+	double sum; /* of -log p over the trained tokens */
 	int64_t n;
 	double aux;	 /* auxiliary losses summed over the layers, without coefficient */
 	double *doc_sum; /* [n_docs] of the caller, or NULL */
-	int64_t *doc_n;  /* [n_docs] or NULL */
+	int64_t *doc_n;	 /* [n_docs] or NULL */
 };
 
 struct moe_loss_args {
@@ -144,7 +144,8 @@ static inline double moe_gemm_us(double m, double n, double k)
 }
 /* Bytes of worker scratch that the decoder's own tasks need. */
 size_t moe_decoder_scratch(const struct moe_decoder *d);
-/* Microseconds of attention of m query rows that see n keys each, per head; the backward is 2.5 times. */
+/* Microseconds of attention of m query rows that see n keys each, per head; the backward is 2.5
+ * times. */
 double moe_attention_us(int m, int64_t n, int dim);
 /* y[t0..t1) = x W^T + bias + LoRA and the reverse, on rows of n and k floats. */
 void moe_linear_apply(const struct moe_linear *l, int m, const float *x, float *y, void *scratch);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* linear_grad: LoRA gradients of one attention projection over all tokens. Off the critical path. */
+/* linear_grad: LoRA gradients of one attention projection over all tokens. Off the critical path.
+ */
 #ifndef MOE_CODELETS_LINEAR_GRAD_H
 #define MOE_CODELETS_LINEAR_GRAD_H
 

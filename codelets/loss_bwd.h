@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* loss_bwd: rows' gradient summed over chunks, through the final norm, into the cleared tokens t0..t1. */
+/* loss_bwd: rows' gradient summed over chunks, through the final norm, into the cleared tokens
+ * t0..t1. */
 #ifndef MOE_CODELETS_LOSS_BWD_H
 #define MOE_CODELETS_LOSS_BWD_H
 

@@ -15,6 +15,7 @@
 
 static pthread_mutex_t singleton_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct moe_engine *_Atomic singleton;
+static _Thread_local struct moe_engine *dry_engine; /* of this thread: it alone may use it */
 
 /* Policies under which a worker mask was seen to hold on 1.3.10 and 1.4 (notes/starpu.md 1.2). */
 static const char *const mask_policies[] = { "eager", "prio", "lws", "ws", "random",
@@ -568,10 +569,50 @@ enum moe_status moe_engine_open(const struct moe_engine_params *params, struct m
 	return st;
 }
 
+enum moe_status moe_engine_open_dry(int parts, int workers, struct moe_engine **out)
+{
+	struct moe_engine *e = moe_calloc(1, sizeof *e);
+
+	*out = NULL;
+	if (!e)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for the engine");
+	if (dry_engine || parts < 1 || parts > MOE_MAX_PARTS || workers < 1) {
+		moe_free(e);
+		return moe_fail(MOE_ERR_ARG, "%d parts, %d workers; 1 to %d parts are possible", parts,
+				workers, MOE_MAX_PARTS);
+	}
+	init_lock(&e->lock);
+	pthread_mutex_init(&e->idle_lock, NULL);
+	pthread_mutex_init(&e->memory_lock, NULL);
+	pthread_cond_init(&e->idle_changed, NULL);
+	e->dry = true;
+	e->pid = getpid();
+	e->n_parts = parts;
+	e->dry_workers = workers;
+	for (int p = 0; p < parts; p++)
+		e->parts[p].node = p;
+	*out = dry_engine = e;
+	return MOE_OK;
+}
+
+void moe_engine_dry_counts(const struct moe_engine *e, struct moe_dry_counts *out)
+{
+	*out = e->counts;
+	out->handles = e->n_tensors;
+	out->scratch_bytes = e->scratch_bytes;
+}
+
+bool moe_engine_is_dry(const struct moe_engine *e)
+{
+	return e->dry;
+}
+
 enum moe_status moe_engine_check(const struct moe_engine *e)
 {
 	if (!e)
 		return moe_fail(MOE_ERR_ARG, "engine is NULL");
+	if (e == dry_engine)
+		return MOE_OK;
 	if (e != singleton) /* never looked into: it may be gone */
 		return moe_fail(MOE_ERR_ARG, "this engine is not open; was it closed already?");
 	if (e->pid != getpid())
@@ -603,6 +644,11 @@ enum moe_status moe_engine_close(struct moe_engine *e)
 	if (!e)
 		return MOE_OK;
 	MOE_TRY(moe_engine_check(e));
+	if (e->dry) {
+		destroy(e);
+		dry_engine = NULL;
+		return MOE_OK;
+	}
 	MOE_TRY(moe_engine_check_not_task("closing"));
 	pthread_mutex_lock(&singleton_lock);
 	if (e != singleton) {
@@ -725,6 +771,8 @@ static enum moe_status wait_count(struct moe_engine *e, atomic_llong *count)
 {
 	enum moe_status st;
 
+	if (e->dry)
+		return MOE_OK;
 	MOE_TRY(moe_engine_check_not_task("waiting"));
 	pthread_mutex_lock(&e->idle_lock);
 	while (atomic_load(count) > 0) {
@@ -811,6 +859,10 @@ enum moe_status moe_engine_reserve_scratch(struct moe_engine *e, size_t bytes)
 	enum moe_status st = MOE_OK;
 
 	MOE_TRY(moe_engine_check(e));
+	if (e->dry) {
+		e->scratch_bytes = MOE_MAX(e->scratch_bytes, bytes);
+		return MOE_OK;
+	}
 	MOE_TRY(moe_engine_lock(e));
 	if (bytes > e->scratch_bytes)
 		st = grow_scratch(e, bytes);
@@ -852,7 +904,7 @@ int moe_engine_parts(const struct moe_engine *e)
 
 int moe_engine_workers(const struct moe_engine *e)
 {
-	return e->n_workers;
+	return e->dry ? e->dry_workers : e->n_workers;
 }
 
 int64_t moe_engine_outstanding(const struct moe_engine *e)

@@ -81,11 +81,13 @@ enum moe_status moe_engine_reserve_scratch(struct moe_engine *e, size_t bytes);
 
 /*
  * An engine that computes nothing: tensors and tasks are counted, memory is address space only. For
- * estimates; not the process's engine, needs no StarPU, any number of parts. Close with moe_engine_close.
+ * estimates; not the process's engine, needs no StarPU, any number of parts. One at a time in a thread,
+ * used by that thread only. Close with moe_engine_close, after the objects on it.
  */
 struct moe_dry_counts {
-	int64_t handles, tasks, kinds[128];
+	int64_t handles, tasks, kinds[128]; /* kinds: tasks by tag.kind */
 	int max_task_handles;
+	size_t scratch_bytes; /* per worker */
 };
 enum moe_status moe_engine_open_dry(int parts, int workers, struct moe_engine **out);
 void moe_engine_dry_counts(const struct moe_engine *e, struct moe_dry_counts *out);
@@ -115,6 +117,8 @@ void *moe_memory_alloc(struct moe_engine *e, size_t bytes, int part, const char 
 void moe_memory_free(struct moe_engine *e, void *p);
 /* Node that the page range was asked for, -1: none or not ours. */
 int moe_memory_node(struct moe_engine *e, const void *p);
+/* The largest allocation there is now. */
+size_t moe_memory_largest(struct moe_engine *e);
 /* Bytes allocated now for a purpose (NULL: all) on a part (-1: all parts). */
 size_t moe_memory_bytes(struct moe_engine *e, const char *purpose, int part);
 

@@ -38,7 +38,7 @@ struct moe_engine {
 	struct moe_engine_params params; /* as asked for; strings owned */
 	char *policy, *isa;
 	struct moe_topology topology;
-	int n_workers, n_parts;
+	int n_workers, n_parts, dry_workers;
 	struct moe_part parts[MOE_MAX_PARTS];
 	int min_priority, max_priority;
 
@@ -62,6 +62,9 @@ struct moe_engine {
 
 	struct moe_observer observer;
 	int observed; /* times the observer was set: shadows of older ones are void */
+	/* tests: after submission, before the task can have run if held */
+	void (*handed_over)(uint64_t id, struct starpu_task *task, void *user);
+	void *handed_over_user;
 	struct moe_worker workers[STARPU_NMAXWORKERS];
 	size_t scratch_bytes;
 	void **retired; /* scratch that running tasks may still use */

@@ -41,16 +41,19 @@ static void bind_node(struct moe_engine *e, void *p, size_t bytes, int node)
 
 static bool map_pages(struct moe_engine *e, struct moe_block_header *b)
 {
+	int access = e->dry ? PROT_NONE : PROT_READ | PROT_WRITE;
 	size_t rounded = (b->bytes + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
 	char *p;
 
 	b->mapped = rounded + HUGE_PAGE; /* room to align */
-	p = mmap(NULL, b->mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+	p = mmap(NULL, b->mapped, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
 		 -1, 0);
 	if (p == MAP_FAILED)
 		return false;
 	b->base = p;
 	b->data = (void *)(((uintptr_t)p + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
+	if (e->dry)
+		return true;
 	madvise(b->data, rounded, MADV_HUGEPAGE);
 	bind_node(e, b->data, rounded, b->node);
 	return true;
@@ -67,7 +70,7 @@ void *moe_memory_alloc(struct moe_engine *e, size_t bytes, int part, const char 
 	b->part = part;
 	b->node = part < 0 ? -1 : e->parts[part].node;
 	b->purpose = purpose;
-	if (bytes < SMALL_LIMIT) {
+	if (bytes < SMALL_LIMIT && !e->dry) {
 		b->base = moe_calloc(bytes + 64, 1);
 		b->data = (void *)(((uintptr_t)b->base + 63) & ~(uintptr_t)63);
 	} else {
@@ -161,4 +164,15 @@ size_t moe_memory_bytes(struct moe_engine *e, const char *purpose, int part)
 			total += b->bytes;
 	pthread_mutex_unlock(&e->memory_lock);
 	return total;
+}
+
+size_t moe_memory_largest(struct moe_engine *e)
+{
+	size_t largest = 0;
+
+	pthread_mutex_lock(&e->memory_lock);
+	for (struct moe_block_header *b = e->memory; b; b = b->next)
+		largest = MOE_MAX(largest, b->bytes);
+	pthread_mutex_unlock(&e->memory_lock);
+	return largest;
 }

@@ -9,6 +9,10 @@
 enum moe_status moe_submit_begin(struct moe_engine *e)
 {
 	MOE_TRY(moe_engine_check(e));
+	if (e->dry) {
+		e->submitting = true;
+		return MOE_OK;
+	}
 	/* a later reader could be ordered before what a task submits */
 	MOE_TRY(moe_engine_check_not_task("submitting"));
 	MOE_TRY(moe_engine_lock(e));
@@ -22,6 +26,10 @@ enum moe_status moe_submit_begin(struct moe_engine *e)
 
 void moe_submit_end(struct moe_engine *e)
 {
+	if (e->dry) {
+		e->submitting = false;
+		return;
+	}
 	/* the graph may have been empty, or over before the idle thread looked */
 	pthread_mutex_lock(&e->idle_lock);
 	e->submitting = false;
@@ -177,6 +185,27 @@ static void set_mask(struct moe_engine *e, struct starpu_task *t, int part)
 	t->workerids_len = MOE_MASK_WORDS;
 }
 
+static void mark_written(const struct moe_task_desc *d)
+{
+	for (int i = 0; i < d->n_access; i++)
+		if (d->access[i].mode != MOE_R)
+			d->access[i].tensor->initialised = true;
+}
+
+/* A dry engine's submission. */
+static enum moe_status count_task(struct moe_engine *e, const struct moe_task_desc *d)
+{
+	struct moe_dry_counts *c = &e->counts;
+
+	MOE_TRY(check_access(e, d));
+	c->tasks++;
+	c->max_task_handles = MOE_MAX(c->max_task_handles, d->n_access);
+	if (d->tag.kind >= 0 && d->tag.kind < (int)MOE_COUNT(c->kinds))
+		c->kinds[d->tag.kind]++;
+	mark_written(d);
+	return MOE_OK;
+}
+
 enum moe_status moe_submit(struct moe_engine *e, const struct moe_task_desc *d)
 {
 	struct starpu_task *t = NULL;
@@ -184,6 +213,8 @@ enum moe_status moe_submit(struct moe_engine *e, const struct moe_task_desc *d)
 	enum moe_status st;
 	int rc;
 
+	if (e->dry)
+		return count_task(e, d);
 	if (!e->submitting || !pthread_equal(e->submitter, pthread_self()))
 		return moe_fail(MOE_ERR_STATE, "a task is submitted outside moe_submit_begin and _end");
 	MOE_TRY(check_access(e, d));
@@ -214,10 +245,10 @@ enum moe_status moe_submit(struct moe_engine *e, const struct moe_task_desc *d)
 			      strerror(-rc));
 		goto fail;
 	}
+	if (e->handed_over)
+		e->handed_over(e->next_task + 1, t, e->handed_over_user);
 	e->next_task++;
-	for (int i = 0; i < d->n_access; i++)
-		if (d->access[i].mode != MOE_R)
-			d->access[i].tensor->initialised = true;
+	mark_written(d);
 	return MOE_OK;
 fail:
 	if (t) {

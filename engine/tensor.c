@@ -28,7 +28,8 @@ enum moe_status moe_tensor_create(struct moe_engine *e, const char *name, size_t
 	t->bytes = bytes;
 	t->part = part;
 	MOE_TRY_GOTO(moe_engine_lock(e), st, fail);
-	starpu_void_data_register(&t->handle);
+	if (!e->dry)
+		starpu_void_data_register(&t->handle);
 	t->id = ++e->next_tensor;
 	e->n_tensors++;
 	pthread_mutex_unlock(&e->lock);
@@ -48,7 +49,9 @@ void moe_tensor_destroy(struct moe_tensor *t)
 	if (!t)
 		return;
 	e = t->engine;
-	if (moe_engine_check(e) == MOE_OK) {
+	if (e->dry) {
+		e->n_tensors--;
+	} else if (moe_engine_check(e) == MOE_OK) {
 		if (moe_engine_check_not_task("destroying a tensor") != MOE_OK)
 			return; /* StarPU would abort */
 		moe_engine_drain_begin(e); /* unregistering blocks until the handle's tasks have run */

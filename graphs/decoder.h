@@ -22,13 +22,14 @@
 
 #define MOE_HEAD_RING 2
 #define MOE_HEAD_RANGES 16 /* most tasks of one block's attention */
+#define MOE_HEAD_TASKS 256 /* and of all blocks', where there are many */
 
 struct moe_decoder_tensors {
 	int n_layers;
-	int lowest; /* lowest trained layer, n_layers: none */
-	struct moe_cut cut; /* of all MoE layers */
-	struct moe_layer_tensors *moe;	   /* [n_layers] */
-	struct moe_tensor **lora, **grad;  /* [n_layers MOE_ATTN_LINEARS] */
+	int lowest;			  /* lowest trained layer, n_layers: none */
+	struct moe_cut cut;		  /* of all MoE layers */
+	struct moe_layer_tensors *moe;	  /* [n_layers] */
+	struct moe_tensor **lora, **grad; /* [n_layers MOE_ATTN_LINEARS] */
 	/* gradient norm */
 	int n_norms;
 	struct moe_tensor **norm; /* [n_norms] */
@@ -71,7 +72,7 @@ struct moe_decoder_slot {
 	const struct moe_decoder *decoder;
 	int T_max, blocks, ranges, lowest;
 	bool has_moe, has_dense, has_shared, backward;
-	struct moe_attn_blocks blocks_of[2][2]; /* [frozen, retained][parity] */
+	struct moe_attn_blocks blocks_of[2][2];	    /* [frozen, retained][parity] */
 	struct moe_layer_buffers frozen[2], *layer; /* layer [n_layers + 1]: the last has only x */
 	struct moe_experts_state frozen_moe, *moe;  /* moe [n_layers] */
 	struct moe_tensor *frozen_plan, **plan;
@@ -83,8 +84,9 @@ struct moe_decoder_slot {
 	struct moe_attn_ring ring[2];
 	struct moe_head_ring head[MOE_HEAD_RING];
 	double *row_loss; /* [T_max] */
-	struct moe_tensor **at_projections; /* [blocks], not owned: one of each block while submitting */
-	int n_aux; /* trained layers with an auxiliary loss */
+	struct moe_tensor *
+		*at_projections; /* [blocks], not owned: one of each block while submitting */
+	int n_aux;		 /* trained layers with an auxiliary loss */
 	const struct moe_plan **aux_plans;
 	struct moe_tensor **aux; /* their plans' tensors, not owned */
 	struct moe_join aux_all;
@@ -92,7 +94,8 @@ struct moe_decoder_slot {
 
 /* lowest is found from what has gradients. */
 enum moe_status moe_decoder_tensors_create(struct moe_engine *e, const struct moe_decoder *d,
-					   const struct moe_cut *cut, struct moe_decoder_tensors *t);
+					   const struct moe_cut *cut,
+					   struct moe_decoder_tensors *t);
 void moe_decoder_tensors_destroy(struct moe_engine *e, struct moe_decoder_tensors *t);
 /* Buffers for T_max tokens. */
 enum moe_status moe_decoder_slot_create(struct moe_engine *e, const struct moe_decoder *d,
@@ -102,7 +105,7 @@ void moe_decoder_slot_destroy(struct moe_decoder_slot *s);
 /* Bytes and handles of one slot, without creating it. The decoder's weights need no data yet. */
 size_t moe_decoder_slot_bytes(const struct moe_decoder *d, int lowest, int T_max);
 int64_t moe_decoder_slot_handles(const struct moe_decoder *d, int lowest, const struct moe_cut *cut,
-				 int T_max, int P);
+				 int T_max);
 int moe_decoder_lowest(const struct moe_decoder *d);
 
 /* One micro-batch through a slot. */

@@ -62,9 +62,9 @@ static enum moe_status submit_ffn_bwd(const struct moe_context *c, struct moe_de
 	MOE_TRY(moe_stream_begin(c, mid));
 	if (l->experts) {
 		struct moe_moe_pass pass = moe_decoder_moe_pass(p, layer);
-		struct moe_stream xn = moe_decoder_stream(s, buffers->attn.xn,
-							  moe_decoder_blocks(s, layer)->mid,
-							  buffers->kept, p->batch.T);
+		struct moe_stream xn =
+			moe_decoder_stream(s, buffers->attn.xn, moe_decoder_blocks(s, layer)->mid,
+					   buffers->kept, p->batch.T);
 
 		return moe_graph_moe_backward(c, &pass, &xn, out, &norm, out, first, mid);
 	}
@@ -188,8 +188,8 @@ static enum moe_status submit_linear_grads(const struct moe_context *c, struct m
 	a.first = first;
 	for (a.linear = 0; a.linear < MOE_ATTN_LINEARS; a.linear++) {
 		int i = layer * MOE_ATTN_LINEARS + a.linear;
-		struct moe_tensor *users = a.linear == MOE_ATTN_O ? s->grad_mid[layer & 1].users
-								  : g->users;
+		struct moe_tensor *users =
+			a.linear == MOE_ATTN_O ? s->grad_mid[layer & 1].users : g->users;
 
 		if (moe_decoder_trains(a.layer, a.linear))
 			MOE_TRY(moe_task_linear_grad(c, &a, g->all.out, s->layer[layer].kept, users,

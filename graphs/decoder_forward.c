@@ -97,9 +97,9 @@ static enum moe_status submit_attention(const struct moe_context *c, struct moe_
 	for (int b = 0; b < n; b++) {
 		struct moe_attn_args a = args_of(p, layer, b);
 		int first = p->batch.doc_start[a.t0];
-		int ranges = moe_decoder_ranges(p->decoder->heads, s->ranges,
-						moe_attention_us(a.t1 - a.t0, a.t1 - first,
-								 p->decoder->dim));
+		int ranges = moe_decoder_ranges(
+			p->decoder->heads, s->ranges,
+			moe_attention_us(a.t1 - a.t0, a.t1 - first, p->decoder->dim));
 		struct moe_tensor **parts = h->attn + b * s->ranges;
 		struct moe_tensor_list in = { keys, 0 };
 
@@ -110,8 +110,7 @@ static enum moe_status submit_attention(const struct moe_context *c, struct moe_
 			MOE_TRY(moe_task_attention(c, &a, b, i, in, kept, parts[i]));
 		}
 		MOE_TRY(moe_task_attn_out(c, &a, b, (struct moe_tensor_list){ parts, ranges },
-					  h->x[b], lora[MOE_ATTN_O], kept,
-					  s->has_moe ? s->st.scratch : NULL, h->mid[b]));
+					  h->x[b], lora[MOE_ATTN_O], kept, h->mid[b]));
 	}
 	return MOE_OK;
 }
@@ -149,9 +148,8 @@ static enum moe_status submit_layer(const struct moe_context *c, struct moe_deco
 	int T = p->batch.T;
 	struct moe_stream mid = moe_decoder_stream(s, b->attn.x_mid, h->mid, b->kept, T);
 	struct moe_stream xn = moe_decoder_stream(s, b->attn.xn, h->mid, b->kept, T);
-	struct moe_stream out = moe_decoder_stream(s, next->attn.x,
-						   moe_decoder_blocks(s, layer + 1)->x, next->kept,
-						   T);
+	struct moe_stream out = moe_decoder_stream(
+		s, next->attn.x, moe_decoder_blocks(s, layer + 1)->x, next->kept, T);
 
 	after.priority += 3;
 	MOE_TRY(submit_attention(c, p, layer));
@@ -173,8 +171,8 @@ static enum moe_status check(const struct moe_decoder_pass *p)
 		return moe_fail(MOE_ERR_ARG, "%d rows of %d tokens", p->batch.n_rows, p->batch.T);
 	for (int d = 0; d < p->batch.n_docs; d++)
 		if (p->batch.doc_first[d + 1] - p->batch.doc_first[d] > p->decoder->positions)
-			return moe_fail(MOE_ERR_ARG, "document %d has %d tokens; %d are possible", d,
-					p->batch.doc_first[d + 1] - p->batch.doc_first[d],
+			return moe_fail(MOE_ERR_ARG, "document %d has %d tokens; %d are possible",
+					d, p->batch.doc_first[d + 1] - p->batch.doc_first[d],
 					p->decoder->positions);
 	return MOE_OK;
 }

@@ -95,8 +95,8 @@ enum moe_status moe_graph_decoder_logits(const struct moe_context *c, struct moe
 		a.out = out;
 		MOE_TRY(submit_norm(&head, p, &a, &r));
 		for (a.chunk = 0; a.chunk < p->decoder->head.n_chunks; a.chunk++)
-			MOE_TRY(moe_task_logits(&head, &a, i,
-						p->slot->head[i % MOE_HEAD_RING].hn, NULL));
+			MOE_TRY(moe_task_logits(&head, &a, i, p->slot->head[i % MOE_HEAD_RING].hn,
+						NULL));
 	}
 	return MOE_OK;
 }

@@ -70,8 +70,8 @@ static void stream(struct maker *m, const char *name, int T, int n, struct moe_s
 		m->bytes += (size_t)T * (size_t)n * sizeof(float);
 }
 
-static void make_blocks(struct maker *m, const struct moe_decoder_slot *s, struct moe_attn_blocks *b,
-			struct moe_tensor **mid)
+static void make_blocks(struct maker *m, const struct moe_decoder_slot *s,
+			struct moe_attn_blocks *b, struct moe_tensor **mid)
 {
 	tensors(m, "x", s->blocks, false, &b->x);
 	tensors(m, "qkv", s->blocks, false, &b->qkv);
@@ -137,7 +137,7 @@ static void make_states(struct maker *m, struct moe_decoder_slot *s)
 	for (int i = 0; i < d->n_layers; i++) {
 		const struct moe_decoder_layer *l = &d->layers[i];
 		bool frozen = i < s->lowest;
-		struct moe_experts_state *state = frozen ? &s->frozen_moe
+		struct moe_experts_state *state = frozen   ? &s->frozen_moe
 						  : s->moe ? &s->moe[i]
 							   : NULL;
 
@@ -266,13 +266,17 @@ static void make(struct maker *m, struct moe_decoder_slot *s, const struct moe_c
 /* What follows from the decoder's shape. */
 static void describe(struct moe_decoder_slot *s, const struct moe_decoder *d, int lowest, int T_max)
 {
+	int most;
+
 	memset(s, 0, sizeof *s);
 	s->decoder = d;
 	s->T_max = T_max;
 	s->blocks = moe_token_blocks(T_max);
 	s->lowest = lowest;
 	s->backward = lowest < d->n_layers;
-	s->ranges = moe_decoder_ranges(d->heads, MOE_HEAD_RANGES,
+	/* many blocks are parallel enough, and every (block, range) is a handle */
+	most = MOE_MAX(1, MOE_MIN(MOE_HEAD_RANGES, MOE_HEAD_TASKS / MOE_MAX(1, s->blocks)));
+	s->ranges = moe_decoder_ranges(d->heads, most,
 				       2 * moe_attention_us(MOE_TOKEN_BLOCK, T_max, d->dim) *
 					       (d->heads / d->kv_heads));
 	for (int i = 0; i < d->n_layers; i++) {
@@ -322,12 +326,11 @@ size_t moe_decoder_slot_bytes(const struct moe_decoder *d, int lowest, int T_max
 }
 
 int64_t moe_decoder_slot_handles(const struct moe_decoder *d, int lowest, const struct moe_cut *cut,
-				 int T_max, int P)
+				 int T_max)
 {
 	struct moe_decoder_slot s;
 	struct maker m = { .st = MOE_OK };
 
-	(void)P;
 	describe(&s, d, lowest, T_max);
 	make(&m, &s, cut);
 	return m.handles;
@@ -336,8 +339,8 @@ int64_t moe_decoder_slot_handles(const struct moe_decoder *d, int lowest, const 
 static void free_buffers(struct moe_engine *e, struct moe_layer_buffers *b)
 {
 	struct moe_attn_state *a = &b->attn;
-	float *const all[] = { a->x, a->x_mid, a->xn, a->q, a->k, a->v, a->q_pre, a->k_pre, a->o,
-			       a->lse };
+	float *const all[] = { a->x, a->x_mid, a->xn,	 a->q, a->k,
+			       a->v, a->q_pre, a->k_pre, a->o, a->lse };
 
 	moe_tensor_destroy(b->kept);
 	for (size_t i = 0; i < MOE_COUNT(all); i++)
@@ -409,7 +412,7 @@ static void free_ring(struct moe_decoder_slot *s, int i)
 
 static void free_head(struct moe_decoder_slot *s, struct moe_head_ring *h)
 {
-	float *const all[] = { h->state.hn, h->state.logits, h->state.max, h->state.sum,
+	float *const all[] = { h->state.hn,  h->state.logits, h->state.max, h->state.sum,
 			       h->state.tgt, h->state.lse,    h->state.dx };
 
 	for (size_t i = 0; i < MOE_COUNT(all); i++)

@@ -13,8 +13,7 @@ enum moe_status moe_span_create(struct moe_engine *e, const char *name, int max_
 	if (max_blocks <= MOE_SPAN_MAX)
 		return MOE_OK;
 	for (int n = max_blocks / FAN; n && s->levels < MOE_SPAN_LEVELS; n /= FAN) {
-		enum moe_status st =
-			moe_tensors_create(e, name, n, false, &s->level[s->levels]);
+		enum moe_status st = moe_tensors_create(e, name, n, false, &s->level[s->levels]);
 
 		if (st != MOE_OK) {
 			moe_span_destroy(s);

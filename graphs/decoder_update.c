@@ -7,7 +7,11 @@ static bool trains_experts(const struct moe_decoder_layer *l)
 	return l->experts && l->experts->a_gu.grad;
 }
 
-/* Results of grad_norm: expert parameters first, then two per attention projection. */
+/*
+ * Results of grad_norm: expert parameters first, then two per attention projection. Their handles
+ * are shared by the layers, (part, group) by (part, group): the tasks are short, and 48 layers of
+ * handles of their own would be a quarter of all handles.
+ */
 static void count_norms(const struct moe_decoder *d, struct moe_decoder_tensors *t)
 {
 	int64_t attention = 0;
@@ -16,13 +20,14 @@ static void count_norms(const struct moe_decoder *d, struct moe_decoder_tensors 
 		const struct moe_decoder_layer *l = &d->layers[i];
 
 		if (trains_experts(l)) {
-			t->n_norms += l->experts->P * l->experts->G;
+			t->n_norms = MOE_MAX(t->n_norms,
+					     l->experts->P * l->experts->G + MOE_ATTN_LINEARS);
 			t->n_expert_squares +=
 				(int64_t)MOE_SQUARES_PER_EXPERT(l->experts->P) * l->experts->E;
 		}
 		for (int j = 0; j < MOE_ATTN_LINEARS; j++)
 			if (moe_decoder_trains(l, j)) {
-				t->n_norms++;
+				t->n_norms = MOE_MAX(t->n_norms, (int)MOE_ATTN_LINEARS);
 				attention += 2;
 			}
 	}
@@ -97,7 +102,6 @@ static enum moe_status submit_norm(const struct moe_context *c, const struct moe
 					     .n = t->n_squares,
 					     .max_norm = o->max_norm,
 					     .out = o->norm };
-	int n = 0;
 
 	for (int i = 0; i < d->n_layers; i++) {
 		const struct moe_decoder_layer *l = &d->layers[i];
@@ -106,8 +110,7 @@ static enum moe_status submit_norm(const struct moe_context *c, const struct moe
 		lc.layer = i;
 		if (trains_experts(l)) {
 			MOE_TRY(moe_graph_moe_grad_norm(&lc, l->experts, &t->moe[i], experts,
-							t->norm + n));
-			n += l->experts->P * l->experts->G;
+							t->norm + MOE_ATTN_LINEARS));
 			experts += (int64_t)MOE_SQUARES_PER_EXPERT(l->experts->P) * l->experts->E;
 		}
 		for (int j = 0; j < MOE_ATTN_LINEARS; j++) {
@@ -117,12 +120,13 @@ static enum moe_status submit_norm(const struct moe_context *c, const struct moe
 				continue;
 			a.squares[0] = rest++;
 			a.squares[1] = rest++;
-			MOE_TRY(moe_task_grad_norm(&lc, &a, j, -1,
-						   &t->grad[i * MOE_ATTN_LINEARS + j], 1,
-						   t->norm[n++]));
+			MOE_TRY(moe_task_grad_norm(
+				&lc, &a, j, -1, &t->grad[i * MOE_ATTN_LINEARS + j], 1, t->norm[j]));
 		}
 	}
-	MOE_TRY(moe_join_submit(c, &t->norm_all, t->norm, n, NULL));
+	for (int i = 0; i < t->n_norms; i++)
+		moe_tensor_set_initialised(t->norm[i]); /* projections that nothing trains */
+	MOE_TRY(moe_join_submit(c, &t->norm_all, t->norm, t->n_norms, NULL));
 	return moe_task_grad_total(c, &total, t->norm_all.out, t->norm_ready);
 }
 

@@ -179,7 +179,7 @@ void moe_experts_pack(struct moe_experts *l, enum moe_expert_matrix which, int e
 		      const void *src, enum moe_dtype dtype)
 {
 	const char *p = src;
-	size_t size = moe_dtype_size(dtype);
+	size_t size = src ? moe_dtype_size(dtype) : 0; /* NULL stays NULL */
 
 	for (int i = 0; i < l->P; i++) {
 		struct moe_experts_part *part = &l->part[i];

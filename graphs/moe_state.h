@@ -30,7 +30,7 @@ struct moe_experts_bytes moe_experts_bytes(const struct moe_experts_shape *s, en
 
 enum moe_expert_matrix { MOE_GATE, MOE_UP, MOE_DOWN };
 /* Packs one expert's matrix into all parts. src [I, H] (gate, up) or [H, I] (down), contiguous, any
- * alignment. Thread-safe for different experts. */
+ * alignment, or NULL: the description only. Thread-safe for different experts. */
 void moe_experts_pack(struct moe_experts *l, enum moe_expert_matrix which, int expert,
 		      const void *src, enum moe_dtype dtype);
 

@@ -416,6 +416,45 @@ MOE_API enum moe_status moe_evaluate(struct moe_model *model, const char *token_
 				     struct moe_eval_result *result);
 MOE_API void moe_eval_result_free(struct moe_eval_result *result);
 
+/* ---------------------------------------------------------------- estimate */
+
+/*
+ * What opening and training a model would take, from its config.json alone: the same code that opens and
+ * submits runs on an engine that only counts.
+ */
+struct moe_estimate_params {
+	size_t struct_size;
+	const struct moe_model_params *model; /* dir: a checkpoint directory or a config.json; weights as BF16 */
+	int parts, workers;	   /* 0: 1, one per part */
+	int tokens;		   /* per micro-batch; 0: the model's max_tokens */
+	int document_tokens;	   /* length of the documents in it; 0: as long as positions allow */
+	int micro_batches;	   /* per step; 0: 1 */
+	double gflops_per_worker;  /* 0: 50, the reference kernels' order of magnitude */
+};
+
+#define MOE_ESTIMATE_PARTS 64
+#define MOE_ESTIMATE_KINDS 128
+
+struct moe_estimate {
+	size_t struct_size;
+	int64_t params, active_params, trainable_params;
+	/* bytes */
+	int64_t weights, lora, gradients, moments, activations, scratch;
+	int64_t runtime; /* handles at 4 KiB, live tasks at 2 KiB: Debian's StarPU */
+	int64_t total, largest; /* largest single allocation */
+	int parts;
+	int64_t part[MOE_ESTIMATE_PARTS]; /* placed on each part; the rest is anywhere */
+	/* graph of one step */
+	int64_t handles, tasks;
+	int max_task_handles;
+	int64_t kind[MOE_ESTIMATE_KINDS]; /* tasks by kind */
+	double submission_s;	 /* tasks x 6 us */
+	double step_s;		 /* floating-point work at the given rate; no memory bound */
+	double submission_share; /* of step_s */
+	double tokens_per_s;
+};
+MOE_API enum moe_status moe_estimate(const struct moe_estimate_params *params, struct moe_estimate *out);
+
 #ifdef __cplusplus
 }
 #endif

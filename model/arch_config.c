@@ -318,7 +318,8 @@ done:
 
 enum moe_status moe_arch_load(const char *dir, struct moe_arch *out)
 {
-	char *path = moe_path_join(dir, "config.json");
+	bool is_file = moe_path_exists(dir) && !moe_path_is_dir(dir);
+	char *path = is_file ? moe_strdup(dir) : moe_path_join(dir, "config.json");
 	char *generation_path = moe_path_join(dir, "generation_config.json");
 	cJSON *c = NULL, *g = NULL;
 	enum moe_status status;
@@ -328,7 +329,7 @@ enum moe_status moe_arch_load(const char *dir, struct moe_arch *out)
 		goto done;
 	}
 	MOE_TRY_GOTO(moe_json_read(path, &c), status, done);
-	if (moe_path_exists(generation_path))
+	if (!is_file && moe_path_exists(generation_path))
 		MOE_TRY_GOTO(moe_json_read(generation_path, &g), status, done);
 	status = read_arch(c, g, out);
 	if (status != MOE_OK)

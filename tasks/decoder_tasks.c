@@ -35,7 +35,8 @@ static enum moe_status check(const char *kind, const struct moe_attn_args *a, in
 static enum moe_status check_rows(const char *kind, const struct moe_head_args *a)
 {
 	if (!a->decoder || !a->state || a->r0 < 0 || a->r1 < a->r0 || a->r1 > a->batch.n_rows ||
-	    a->r1 - a->r0 > MOE_TOKEN_BLOCK || a->chunk < 0 || a->chunk >= a->decoder->head.n_chunks)
+	    a->r1 - a->r0 > MOE_TOKEN_BLOCK || a->chunk < 0 ||
+	    a->chunk >= a->decoder->head.n_chunks)
 		return moe_fail(MOE_ERR_ARG, "%s: rows %d..%d of %d, chunk %d", kind, a->r0, a->r1,
 				a->batch.n_rows, a->chunk);
 	return MOE_OK;
@@ -52,8 +53,8 @@ static struct moe_where at_chunk(const struct moe_context *c, int block, int chu
 	return (struct moe_where){ block, chunk, chunk % moe_engine_parts(c->engine) };
 }
 
-enum moe_status moe_task_embed(const struct moe_context *c, const struct moe_attn_args *a, int block,
-			       struct moe_tensor *kept, struct moe_tensor *out)
+enum moe_status moe_task_embed(const struct moe_context *c, const struct moe_attn_args *a,
+			       int block, struct moe_tensor *kept, struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
@@ -97,7 +98,7 @@ enum moe_status moe_task_attention(const struct moe_context *c, const struct moe
 enum moe_status moe_task_attn_out(const struct moe_context *c, const struct moe_attn_args *a,
 				  int block, struct moe_tensor_list heads, struct moe_tensor *x,
 				  struct moe_tensor *lora, struct moe_tensor *kept,
-				  struct moe_tensor *scratch, struct moe_tensor *out)
+				  struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
@@ -106,7 +107,6 @@ enum moe_status moe_task_attn_out(const struct moe_context *c, const struct moe_
 	moe_access_add(&l, x, MOE_R);
 	moe_access_add(&l, lora, MOE_R);
 	moe_access_add(&l, kept, MOE_R);
-	moe_access_add(&l, scratch, MOE_R);
 	moe_access_add(&l, out, MOE_W);
 	return moe_task_submit(c, MOE_KIND_attn_out, &moe_cl_attn_out, a, sizeof *a, &l,
 			       at(c, block, -1), c->priority + 2);
@@ -266,7 +266,8 @@ enum moe_status moe_task_linear_grad(const struct moe_context *c, const struct m
 
 	if (a->linear < 0 || a->linear >= MOE_ATTN_LINEARS ||
 	    !a->layer->linear[a->linear].lora_a.grad)
-		return moe_fail(MOE_ERR_ARG, "linear_grad: projection %d is not trained", a->linear);
+		return moe_fail(MOE_ERR_ARG, "linear_grad: projection %d is not trained",
+				a->linear);
 	moe_access_add(&l, in, MOE_R);
 	moe_access_add(&l, kept, MOE_R);
 	moe_access_add(&l, users, MOE_R);

@@ -17,8 +17,8 @@ struct moe_tensor_list {
 };
 
 /* ---- forward ---- */
-enum moe_status moe_task_embed(const struct moe_context *c, const struct moe_attn_args *a, int block,
-			       struct moe_tensor *kept, struct moe_tensor *out);
+enum moe_status moe_task_embed(const struct moe_context *c, const struct moe_attn_args *a,
+			       int block, struct moe_tensor *kept, struct moe_tensor *out);
 /* lora: of q, k and v */
 enum moe_status moe_task_qkv(const struct moe_context *c, const struct moe_attn_args *a, int block,
 			     struct moe_tensor *x, struct moe_tensor *const *lora,
@@ -27,11 +27,11 @@ enum moe_status moe_task_qkv(const struct moe_context *c, const struct moe_attn_
 enum moe_status moe_task_attention(const struct moe_context *c, const struct moe_attn_args *a,
 				   int block, int slice, struct moe_tensor_list keys,
 				   struct moe_tensor *kept, struct moe_tensor *out);
-/* heads: the block's slices; scratch: of the MoE layers, whose tasks may still read xn */
+/* heads: the block's slices */
 enum moe_status moe_task_attn_out(const struct moe_context *c, const struct moe_attn_args *a,
 				  int block, struct moe_tensor_list heads, struct moe_tensor *x,
 				  struct moe_tensor *lora, struct moe_tensor *kept,
-				  struct moe_tensor *scratch, struct moe_tensor *out);
+				  struct moe_tensor *out);
 
 /* ---- LM head; block: index of the row block ---- */
 enum moe_status moe_task_final_norm(const struct moe_context *c, const struct moe_head_args *a,

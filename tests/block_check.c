@@ -480,7 +480,7 @@ static void grad_probabilities(const struct block_case *c, const double *p, cons
 	for (int j = 0; j < c->k; j++)
 		S += p[ids[j]];
 	for (int j = 0; j < c->k; j++)
-		dot += gw[j] * p[ids[j]] / S;
+		dot += gw[j] * (p[ids[j]] / S);
 	for (int e = 0; e < c->E; e++)
 		dp[e] = c->aux * c->E * share[e] / c->T;
 	for (int j = 0; j < c->k; j++)

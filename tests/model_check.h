@@ -56,8 +56,9 @@ static inline struct moe_engine *open_engine(int workers, int parts, const char 
 	return e;
 }
 
-static inline struct moe_model *open_model(struct moe_engine *e, const char *dir, const char *targets,
-				    int max_tokens, int slots)
+static inline struct moe_model *open_model_aux(struct moe_engine *e, const char *dir,
+					       const char *targets, int max_tokens, int slots,
+					       double aux_coef)
 {
 	struct moe_model_params p = { .struct_size = sizeof p,
 				      .dir = dir,
@@ -67,11 +68,18 @@ static inline struct moe_model *open_model(struct moe_engine *e, const char *dir
 				      .lora_targets = targets,
 				      .lora_rank = targets ? 4 : 0,
 				      .lora_alpha = 8,
+				      .aux_coef = aux_coef,
 				      .seed = 1 };
 	struct moe_model *m = NULL;
 
 	OK(moe_model_open(e, &p, &m));
 	return m;
+}
+
+static inline struct moe_model *open_model(struct moe_engine *e, const char *dir,
+					   const char *targets, int max_tokens, int slots)
+{
+	return open_model_aux(e, dir, targets, max_tokens, slots, 0);
 }
 
 /* ||a - b|| / ||b|| */
@@ -86,7 +94,8 @@ static inline double distance(const float *a, const float *b, int64_t n)
 	return sqrt(d / (norm > 0 ? norm : 1));
 }
 
-static inline void expect_close(const char *what, const float *a, const float *b, int64_t n, double limit)
+static inline void expect_close(const char *what, const float *a, const float *b, int64_t n,
+				double limit)
 {
 	double d = distance(a, b, n);
 
@@ -132,8 +141,8 @@ static inline enum moe_status submit(struct run *r, struct moe_ticket *ticket, b
 					 .norm = &r->norm };
 
 	for (int i = 0; i < r->n_micro; i++) {
-		struct moe_decoder_pass pass = moe_model_pass(r->m, i % r->m->n_slots,
-							      &r->batch[i].batch);
+		struct moe_decoder_pass pass =
+			moe_model_pass(r->m, i % r->m->n_slots, &r->batch[i].batch);
 
 		c.micro = i;
 		MOE_TRY(moe_graph_decoder_forward(&c, &pass));
@@ -141,7 +150,8 @@ static inline enum moe_status submit(struct run *r, struct moe_ticket *ticket, b
 					       &r->loss[i]));
 		MOE_TRY(moe_graph_decoder_backward(&c, &pass, i == 0));
 	}
-	return update ? moe_graph_decoder_update(&c, &r->m->decoder, &r->m->tensors, &step) : MOE_OK;
+	return update ? moe_graph_decoder_update(&c, &r->m->decoder, &r->m->tensors, &step)
+		      : MOE_OK;
 }
 
 /* One step; the mean loss. */

@@ -29,7 +29,8 @@ struct ref_model {
 	struct ref_lora *lora; /* [layers] */
 	int r[5];	       /* attention, then experts */
 	double scale[5];
-	double aux_coef;
+	/* of the documents since the last ref_aux: per layer and expert */
+	double *prob, *count, tokens;
 };
 
 static inline float ref_uniform(uint64_t *state)
@@ -54,9 +55,10 @@ static inline void ref_add(struct ref_model *m, enum moe_role role, int layer, i
 	for (int64_t i = 0; i < n; i++) {
 		float u = ref_uniform(seed);
 
-		it.data[i] = norm	     ? 1 + 0.3f * u
-			     : it.ndim == 1  ? 0.3f * u
-			     : role == MOE_ROLE_ROUTER ? u
+		it.data[i] = norm	    ? 1 + 0.3f * u
+			     : it.ndim == 1 ? 0.3f * u
+			     : role == MOE_ROLE_ROUTER
+				     ? u
 				     : 2.0f * u / sqrtf((float)it.shape[it.ndim - 1]);
 	}
 	m->item = realloc(m->item, (m->n_items + 1) * sizeof *m->item);
@@ -117,6 +119,8 @@ static inline void ref_take_lora(struct ref_model *m, struct moe_model *model, u
 	float piece[4096];
 
 	m->lora = calloc((size_t)m->arch.n_layers, sizeof *m->lora);
+	m->prob = calloc((size_t)m->arch.n_layers * 128, sizeof *m->prob);
+	m->count = m->prob + m->arch.n_layers * 64;
 	m->r[4] = model->lora.rank[MOE_ADAPTER_EXPERTS];
 	for (int l = 0; l < m->arch.n_layers; l++) {
 		struct moe_decoder_layer *d = &model->decoder.layers[l];
@@ -164,6 +168,19 @@ static inline void ref_free(struct ref_model *m)
 			free(m->lora[l].experts[a]);
 	}
 	free(m->lora);
+	free(m->prob);
+}
+
+/* Sum over layers of E sum_e count_e / T mean p_e (Switch Transformer), and starts anew. */
+static inline double ref_aux(struct ref_model *m)
+{
+	double sum = 0;
+
+	for (int i = 0; i < m->arch.n_layers * 64; i++)
+		sum += m->arch.n_experts * m->count[i] * m->prob[i] / (m->tokens * m->tokens);
+	memset(m->prob, 0, (size_t)m->arch.n_layers * 128 * sizeof *m->prob);
+	m->tokens = 0;
+	return sum;
 }
 
 /* y[n] = x[k] W^T + bias + s (x A^T) B^T */
@@ -233,11 +250,10 @@ static inline void ref_attend(const struct ref_model *m, int l, int n, double *h
 	for (int t = 0; t < n; t++) {
 		ref_norm(H, h + t * H, ref_get(m, MOE_ROLE_ATTN_NORM, l, -1), a->rms_eps, x);
 		for (int j = 0; j < 3; j++)
-			ref_linear_one(width[j], H, x,
-				       ref_get(m, (enum moe_role)(MOE_ROLE_Q + j), l, -1),
-				       ref_get(m, (enum moe_role)(MOE_ROLE_Q_BIAS + j), l, -1),
-				       m->r[j], m->scale[j], lo->a[j], lo->b[j],
-				       out[j] + t * width[j]);
+			ref_linear_one(
+				width[j], H, x, ref_get(m, (enum moe_role)(MOE_ROLE_Q + j), l, -1),
+				ref_get(m, (enum moe_role)(MOE_ROLE_Q_BIAS + j), l, -1), m->r[j],
+				m->scale[j], lo->a[j], lo->b[j], out[j] + t * width[j]);
 		ref_qk(m, ref_get(m, MOE_ROLE_Q_NORM, l, -1), a->n_heads, q + t * nq);
 		ref_qk(m, ref_get(m, MOE_ROLE_K_NORM, l, -1), a->n_kv_heads, k + t * nk);
 		ref_rotate(a->n_heads, D, t, a->rope.theta, q + t * nq);
@@ -313,7 +329,7 @@ static inline void ref_moe(const struct ref_model *m, int l, const double *x, do
 	for (int e = 0; e < E; e++)
 		sum += p[e] = exp(p[e] - max);
 	for (int e = 0; e < E; e++)
-		p[e] /= sum;
+		m->prob[l * 64 + e] += p[e] /= sum;
 	sum = 0;
 	for (int j = 0; j < a->top_k; j++) {
 		chosen[j] = -1;
@@ -326,6 +342,7 @@ static inline void ref_moe(const struct ref_model *m, int l, const double *x, do
 				chosen[j] = e;
 		}
 		sum += p[chosen[j]];
+		m->count[l * 64 + chosen[j]]++;
 	}
 	for (int j = 0; j < a->top_k; j++)
 		ref_ffn(m, l, expert, chosen[j], a->moe_intermediate, x,
@@ -338,8 +355,7 @@ static inline void ref_moe(const struct ref_model *m, int l, const double *x, do
 }
 
 /* Sum of -log p over labels of one document (label of token i at i, negative: not trained). */
-static inline double ref_loss(const struct ref_model *m, const int32_t *ids, const int32_t *labels,
-			      int n)
+static inline double ref_loss(struct ref_model *m, const int32_t *ids, const int32_t *labels, int n)
 {
 	static const enum moe_role dense[3] = { MOE_ROLE_DENSE_GATE, MOE_ROLE_DENSE_UP,
 						MOE_ROLE_DENSE_DOWN };
@@ -350,6 +366,7 @@ static inline double ref_loss(const struct ref_model *m, const int32_t *ids, con
 	const float *head = a->tie_embeddings ? embed : ref_get(m, MOE_ROLE_LM_HEAD, -1, -1);
 	double loss = 0;
 
+	m->tokens += n;
 	for (int i = 0; i < n * H; i++)
 		h[i] = (double)embed[ids[i / H] * H + i % H];
 	for (int l = 0; l < a->n_layers; l++) {

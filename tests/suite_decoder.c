@@ -46,29 +46,35 @@ static void make_data(struct data *d, int64_t vocab, uint64_t seed)
 {
 	for (int i = 0; i < 4; i++)
 		for (int t = 0; t < 96; t++) {
-			d->ids[i][t] = (int32_t)((0.5f + 0.49f * ref_uniform(&seed)) * (float)vocab);
+			d->ids[i][t] =
+				(int32_t)((0.5f + 0.49f * ref_uniform(&seed)) * (float)vocab);
 			d->labels[i][t] = ref_uniform(&seed) > -0.3f ? d->ids[i][t] : -100;
 		}
 }
 
-static double reference(const struct ref_model *m, const struct data *d)
+/* The four documents are two micro-batches; aux is what their auxiliary losses weigh. */
+static double reference(struct ref_model *m, const struct data *d, double aux)
 {
 	double sum = 0;
 
-	for (int i = 0; i < 4; i++)
+	ref_aux(m);
+	for (int i = 0; i < 4; i++) {
 		sum += ref_loss(m, d->ids[i], d->labels[i], lengths[i]);
+		if (i % 2)
+			sum += aux * ref_aux(m);
+	}
 	return sum;
 }
 
 /* d(sum of losses)/d(*p); the routing does not change within the step */
-static double difference(const struct ref_model *m, const struct data *d, double *p)
+static double difference(struct ref_model *m, const struct data *d, double aux, double *p)
 {
 	double keep = *p, h = 1e-5, up, down;
 
 	*p = keep + h;
-	up = reference(m, d);
+	up = reference(m, d, aux);
 	*p = keep - h;
-	down = reference(m, d);
+	down = reference(m, d, aux);
 	*p = keep;
 	return (up - down) / (2 * h);
 }
@@ -79,23 +85,26 @@ struct worst {
 };
 
 /* A few elements of each array against differences; n_trained undoes the mean. */
-static void check_gradients(const struct ref_model *m, const struct moe_model *model,
-			    const struct data *d, double n_trained, uint64_t seed, struct worst *w)
+static void check_gradients(struct ref_model *m, const struct moe_model *model,
+			    const struct data *d, double n_trained, double aux, uint64_t seed,
+			    struct worst *w)
 {
 	for (int l = 0; l < m->arch.n_layers; l++) {
 		const struct moe_decoder_layer *dl = &model->decoder.layers[l];
 
 		for (int j = 0; j < 8; j++) {
-			const struct moe_param *p = j % 2 ? &dl->linear[j / 2].lora_b
-							  : &dl->linear[j / 2].lora_a;
+			const struct moe_param *p =
+				j % 2 ? &dl->linear[j / 2].lora_b : &dl->linear[j / 2].lora_a;
 			double *values = j % 2 ? m->lora[l].b[j / 2] : m->lora[l].a[j / 2], want;
-			int64_t at = (int64_t)((0.5f + 0.49f * ref_uniform(&seed)) * (float)p->piece);
+			int64_t at =
+				(int64_t)((0.5f + 0.49f * ref_uniform(&seed)) * (float)p->piece);
 
 			if (!p->grad)
 				continue;
-			want = difference(m, d, values + at);
-			w->attention = fmax(w->attention, fabs((double)p->grad[at] * n_trained - want) /
-								  (fabs(want) + 0.1));
+			want = difference(m, d, aux, values + at);
+			w->attention =
+				fmax(w->attention, fabs((double)p->grad[at] * n_trained - want) /
+							   (fabs(want) + 0.1));
 			w->n++;
 		}
 		for (int a = 0; dl->experts && dl->experts->r && a < MOE_LORA_ARRAYS; a++) {
@@ -103,7 +112,7 @@ static void check_gradients(const struct ref_model *m, const struct moe_model *m
 			int64_t at = (int64_t)((0.5f + 0.49f * ref_uniform(&seed)) * (float)n);
 			int e = (int)((0.5f + 0.49f * ref_uniform(&seed)) * (float)dl->experts->E);
 			float grad[4096];
-			double want = difference(m, d, m->lora[l].experts[a] + e * n + at);
+			double want = difference(m, d, aux, m->lora[l].experts[a] + e * n + at);
 
 			moe_experts_get(dl->experts, (enum moe_lora_array)a, MOE_GRAD, e, grad);
 			w->experts = fmax(w->experts, fabs((double)grad[at] * n_trained - want) /
@@ -113,8 +122,8 @@ static void check_gradients(const struct ref_model *m, const struct moe_model *m
 	}
 }
 
-static void check(struct moe_engine *e, const char *name, const char *config, const char *targets,
-		  int lowest)
+static void check_aux(struct moe_engine *e, const char *name, const char *config,
+		      const char *targets, int lowest, double coef)
 {
 	struct ref_model ref;
 	struct run r = { .lr = 1e-3 };
@@ -124,7 +133,7 @@ static void check(struct moe_engine *e, const char *name, const char *config, co
 
 	ref_create(&ref, name, config, 7);
 	make_data(&d, ref.arch.vocab, 11);
-	r.m = open_model(e, ref.dir, targets, 200, 2);
+	r.m = open_model_aux(e, ref.dir, targets, 200, 2, coef);
 	if (!r.m) {
 		ref_free(&ref);
 		return;
@@ -136,11 +145,15 @@ static void check(struct moe_engine *e, const char *name, const char *config, co
 	add_batch(&r, 200);
 	for (int i = 0; i < 4; i++)
 		moe_model_batch_add(&r.batch[i / 2], d.ids[i], d.labels[i], lengths[i]);
-	want = reference(&ref, &d);
+	want = reference(&ref, &d, 0);
 	got = step(&r, false) * trained(&r);
 	/* again: slots, rings and gradients are used a second time */
 	CU_ASSERT_EQUAL(step(&r, false) * trained(&r), got);
-	check_gradients(&ref, r.m, &d, trained(&r), 3, &w);
+	if (coef != 0)
+		CU_ASSERT_DOUBLE_EQUAL(r.loss[0].aux + r.loss[1].aux, reference(&ref, &d, 1) - want,
+				       1e-4);
+	/* the coefficient is not divided by the trained tokens */
+	check_gradients(&ref, r.m, &d, trained(&r), coef * trained(&r), 3, &w);
 	printf("  %s, %s: loss %.6f of %.6f; %d gradients, attention %.1e, experts %.1e\n", name,
 	       targets, got, want, w.n, w.attention, w.experts);
 	CU_ASSERT_DOUBLE_EQUAL(got, want, 2e-6 * want);
@@ -148,6 +161,12 @@ static void check(struct moe_engine *e, const char *name, const char *config, co
 	free_run(&r);
 	moe_model_close(r.m);
 	ref_free(&ref);
+}
+
+static void check(struct moe_engine *e, const char *name, const char *config, const char *targets,
+		  int lowest)
+{
+	check_aux(e, name, config, targets, lowest, 0);
 }
 
 #define ALL "experts,q_proj,k_proj,v_proj,o_proj"
@@ -175,8 +194,63 @@ static void test_partly_trained(void)
 	OK(moe_engine_close(e));
 }
 
+static void test_aux_loss(void)
+{
+	struct moe_engine *e = open_engine(2, 1, NULL);
+
+	check_aux(e, "auxiliary loss", qwen2_moe, ALL, 0, 0.5);
+	check_aux(e, "auxiliary loss", qwen3_moe, "experts", 1, 0.5);
+	OK(moe_engine_close(e));
+}
+
+/* More blocks than a task may name: joins stand for runs of them. */
+static void test_long_document(void)
+{
+	static const char config[] =
+		"{\"model_type\":\"qwen3_moe\",\"hidden_size\":8,\"num_attention_heads\":2,"
+		"\"num_hidden_layers\":2,\"rms_norm_eps\":1e-5,\"hidden_act\":\"silu\","
+		"\"max_position_embeddings\":8192,\"rope_theta\":500.0,\"vocab_size\":50,"
+		"\"num_key_value_heads\":1,\"head_dim\":4,\"intermediate_size\":12,"
+		"\"moe_intermediate_size\":8,\"num_experts\":4,\"num_experts_per_tok\":2,"
+		"\"decoder_sparse_step\":1,\"mlp_only_layers\":[0],\"norm_topk_prob\":true,"
+		"\"tie_word_embeddings\":false}";
+	enum { T = 58 * 64 + 9 };
+	struct moe_engine *e = open_engine(2, 1, NULL);
+	struct run r = { .lr = 1e-3 };
+	struct ref_model ref;
+	int32_t *ids = malloc(T * sizeof *ids);
+	uint64_t seed = 9;
+	double want, got, up, *p, grad;
+
+	ref_create(&ref, "long", config, 7);
+	for (int t = 0; t < T; t++)
+		ids[t] = (int32_t)((0.5f + 0.49f * ref_uniform(&seed)) * 50);
+	r.m = open_model(e, ref.dir, ALL, T, 1);
+	ref_take_lora(&ref, r.m, 5);
+	add_batch(&r, T);
+	moe_model_batch_add(&r.batch[0], ids, NULL, T);
+	got = step(&r, false) * trained(&r);
+	want = ref_loss(&ref, ids, ids, T);
+	p = ref.lora[0].a[MOE_ATTN_K] + 3;
+	grad = (double)r.m->decoder.layers[0].linear[MOE_ATTN_K].lora_a.grad[3] * trained(&r);
+	*p += 1e-5;
+	up = ref_loss(&ref, ids, ids, T);
+	*p -= 2e-5;
+	up = (up - ref_loss(&ref, ids, ids, T)) / 2e-5;
+	printf("  loss %.6f of %.6f, gradient %.6f of %.6f\n", got, want, grad, up);
+	CU_ASSERT_DOUBLE_EQUAL(got, want, 2e-6 * want);
+	CU_ASSERT_DOUBLE_EQUAL(grad, up, 1e-3 * (fabs(up) + 0.1));
+	free_run(&r);
+	moe_model_close(r.m);
+	OK(moe_engine_close(e));
+	ref_free(&ref);
+	free(ids);
+}
+
 const struct moe_test moe_suite_tests[] = {
 	{ "every architecture against plain loops", test_architectures },
 	{ "backwards that end at other layers", test_partly_trained },
+	{ "auxiliary loss", test_aux_loss },
+	{ "a document of more blocks than handles", test_long_document },
 	{ NULL, NULL },
 };

@@ -49,15 +49,16 @@ static int32_t *golden_ids(int64_t *n)
 	return ids;
 }
 
-static const char *const lora_names[MOE_LORA_ARRAYS] = { "gate_lora_a", "up_lora_a", "down_lora_a",
-							 "gate_lora_b", "up_lora_b", "down_lora_b" };
+static const char *const lora_names[MOE_LORA_ARRAYS] = {
+	"gate_lora_a", "up_lora_a", "down_lora_a", "gate_lora_b", "up_lora_b", "down_lora_b"
+};
 
 /*
  * ||got - want|| / ||want - init||: AdamW turns a gradient of rounding size into a step of full
  * size, so parameters are compared against how far they moved (design.md 5).
  */
-static void expect_moved(const char *what, int layer, int array, const float *got, const float *want,
-			 int64_t n, double limit)
+static void expect_moved(const char *what, int layer, int array, const float *got,
+			 const float *want, int64_t n, double limit)
 {
 	char name[128];
 	float *init;
@@ -85,7 +86,8 @@ static void golden_lora(struct moe_model *m, const char *prefix, int layer, bool
 		char name[128];
 		float *want, *got = calloc((size_t)(e->E * n), sizeof *got);
 
-		snprintf(name, sizeof name, "%s.layers.%d.experts.%s", prefix, layer, lora_names[a]);
+		snprintf(name, sizeof name, "%s.layers.%d.experts.%s", prefix, layer,
+			 lora_names[a]);
 		want = golden(name, &total);
 		CU_ASSERT_EQUAL(total, e->E * n);
 		for (int x = 0; x < e->E; x++)
@@ -337,8 +339,8 @@ static void test_same_bits(void)
 				continue;
 			h = two_steps(w, 1, policies[i], w == 3, losses);
 			if (h != want)
-				printf("%d workers, %s: other bits, losses %.9f %.9f\n", w, policies[i],
-				       losses[0], losses[1]);
+				printf("%d workers, %s: other bits, losses %.9f %.9f\n", w,
+				       policies[i], losses[0], losses[1]);
 			CU_ASSERT_EQUAL(h, want);
 		}
 	moe_safetensors_close(golden_file);
@@ -353,8 +355,8 @@ static void test_parts(void)
 	two_steps(2, 1, NULL, false, first);
 	for (int parts = 2; parts <= 3; parts++) {
 		two_steps(2, parts, NULL, parts == 3, losses);
-		printf("  %d parts: losses %.8f %.8f, one part %.8f %.8f\n", parts, losses[0], losses[1],
-		       first[0], first[1]);
+		printf("  %d parts: losses %.8f %.8f, one part %.8f %.8f\n", parts, losses[0],
+		       losses[1], first[0], first[1]);
 		CU_ASSERT_DOUBLE_EQUAL(losses[0], first[0], 1e-6 * first[0]);
 		CU_ASSERT_DOUBLE_EQUAL(losses[1], first[1], 1e-6 * first[1]);
 	}

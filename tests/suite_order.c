@@ -2,21 +2,39 @@
 /*
  * Order of a decoder's tasks: what each kind reads and writes is stated here a second time, by
  * buffer and token block; every two tasks that touch the same memory, one of them writing, must be
- * ordered by the handles. Several steps with fewer slots than micro-batches, so that every buffer is
- * used again.
+ * ordered by the handles. Several steps with fewer slots than micro-batches, so that every buffer
+ * is used again.
  */
 #include "tests/model_reference.h"
 #include "tasks/task.h"
 
 const char moe_suite_name[] = "order";
 
-enum buffer { X, QKV, O, MID, HN, LOGITS, LSE, LOSS, GOUT, GMID, GO, GQ, GKV, LORA, LGRAD, BUFFERS };
-static const char *const buffer_names[] = { "x",    "qkv",  "o",    "x_mid", "hn",
-					    "logits", "lse",  "row_loss", "grad_out", "grad_mid",
-					    "grad_o", "grad_q", "grad_kv", "lora", "lora grad" };
+enum buffer {
+	X,
+	QKV,
+	O,
+	MID,
+	HN,
+	LOGITS,
+	LSE,
+	LOSS,
+	GOUT,
+	GMID,
+	GO,
+	GQ,
+	GKV,
+	LORA,
+	LGRAD,
+	BUFFERS
+};
+static const char *const buffer_names[] = {
+	"x",	    "qkv",	"o",	  "x_mid",  "hn",      "logits", "lse",	     "row_loss",
+	"grad_out", "grad_mid", "grad_o", "grad_q", "grad_kv", "lora",	 "lora grad"
+};
 
 struct access {
-	int task; /* index */
+	int task;  /* index */
 	int slice; /* -1: all */
 	bool write;
 };
@@ -63,7 +81,8 @@ static void submitted(const struct moe_task_event *event, void *user)
 	memcpy(t->deps, event->deps, (size_t)event->n_deps * sizeof *t->deps);
 }
 
-static void touch_one(int task, enum buffer b, int slot, int index, int block, int slice, bool write)
+static void touch_one(int task, enum buffer b, int slot, int index, int block, int slice,
+		      bool write)
 {
 	struct region *r = &g.region[b][slot][index][block];
 
@@ -75,7 +94,8 @@ static void touch_one(int task, enum buffer b, int slot, int index, int block, i
 }
 
 /* Blocks b0..b1 of a buffer. */
-static void touch(int task, enum buffer b, int slot, int index, int b0, int b1, int slice, bool write)
+static void touch(int task, enum buffer b, int slot, int index, int b0, int b1, int slice,
+		  bool write)
 {
 	for (int i = b0; i < b1; i++)
 		touch_one(task, b, slot, index, i, slice, write);
@@ -96,7 +116,8 @@ static int first_block(const struct moe_batch *b, int block)
 
 static int end_block(const struct moe_batch *b, int block)
 {
-	int n = moe_token_blocks(b->T), end = MOE_MIN((block + 1) * MOE_TOKEN_BLOCK, b->T), i = block + 1;
+	int n = moe_token_blocks(b->T), end = MOE_MIN((block + 1) * MOE_TOKEN_BLOCK, b->T),
+	    i = block + 1;
 
 	while (i < n && b->doc_start[i * MOE_TOKEN_BLOCK] < end)
 		i++;
@@ -265,10 +286,10 @@ static void describe(int i)
 	if (t->kind == MOE_KIND_embed) {
 		g.cleared = 0;
 		touch(i, X, s, memory(0, false), t->group, t->group + 1, -1, true);
-	} else if (t->kind == MOE_KIND_join || t->kind == MOE_KIND_plan || t->kind == MOE_KIND_down ||
-		   t->kind == MOE_KIND_combine_part || t->kind == MOE_KIND_combine_bwd_part ||
-		   t->kind == MOE_KIND_route_bwd || t->kind == MOE_KIND_gate_up_bwd ||
-		   t->kind == MOE_KIND_grad_total) {
+	} else if (t->kind == MOE_KIND_join || t->kind == MOE_KIND_plan ||
+		   t->kind == MOE_KIND_down || t->kind == MOE_KIND_combine_part ||
+		   t->kind == MOE_KIND_combine_bwd_part || t->kind == MOE_KIND_route_bwd ||
+		   t->kind == MOE_KIND_gate_up_bwd || t->kind == MOE_KIND_grad_total) {
 		return;
 	} else if (t->kind == MOE_KIND_update || t->kind == MOE_KIND_grad_norm) {
 		if (t->part >= 0)
@@ -290,9 +311,11 @@ static void report(int from, int to, enum buffer b, int block)
 	const struct moe_tag *p = &g.task[from].tag, *q = &g.task[to].tag;
 
 	if (g.errors++ < 20)
-		printf("not ordered: %s layer %d block %d micro %d of step %d, then %s layer %d block %d "
-		       "micro %d of step %d (%s block %d)\n", moe_kind_name(p->kind), p->layer, p->group,
-		       p->micro, p->step, moe_kind_name(q->kind), q->layer, q->group, q->micro, q->step,
+		printf("not ordered: %s layer %d block %d micro %d of step %d, then %s layer %d "
+		       "block %d "
+		       "micro %d of step %d (%s block %d)\n",
+		       moe_kind_name(p->kind), p->layer, p->group, p->micro, p->step,
+		       moe_kind_name(q->kind), q->layer, q->group, q->micro, q->step,
 		       buffer_names[b], block);
 }
 
@@ -337,8 +360,8 @@ static void check_order(void)
 			for (int x = 0; x < MAX_INDEX; x++)
 				for (int block = 0; block < MAX_BLOCKS; block++) {
 					pairs += (int64_t)g.region[b][s][x][block].n;
-					check_region(&g.region[b][s][x][block], before, (enum buffer)b,
-						     block);
+					check_region(&g.region[b][s][x][block], before,
+						     (enum buffer)b, block);
 				}
 	printf("  %d tasks, %lld accesses, %d not ordered\n", g.n, (long long)pairs, g.errors);
 	CU_ASSERT_EQUAL(g.errors, 0);
@@ -354,11 +377,13 @@ static void check_order(void)
 /* Forward and loss only, as evaluation does. */
 static enum moe_status evaluate(struct run *r, struct moe_ticket *ticket)
 {
-	struct moe_context c = { .engine = r->m->engine, .ticket = ticket, .layer = -1, .step = 99 };
+	struct moe_context c = {
+		.engine = r->m->engine, .ticket = ticket, .layer = -1, .step = 99
+	};
 
 	for (c.micro = 0; c.micro < r->n_micro; c.micro++) {
-		struct moe_decoder_pass pass = moe_model_pass(r->m, c.micro % r->m->n_slots,
-							      &r->batch[c.micro].batch);
+		struct moe_decoder_pass pass =
+			moe_model_pass(r->m, c.micro % r->m->n_slots, &r->batch[c.micro].batch);
 
 		MOE_TRY(moe_graph_decoder_forward(&c, &pass));
 		MOE_TRY(moe_graph_decoder_loss(&c, &pass, false, 0, &r->loss[c.micro]));
@@ -374,14 +399,16 @@ static void check(const char *config, const char *targets, int tokens, const int
 	struct ref_model ref;
 	struct run r = { .lr = 1e-3, .max_norm = 1 };
 	struct moe_ticket *ticket = NULL;
-	int32_t *ids = calloc((size_t)tokens, sizeof *ids), *none = malloc((size_t)tokens * sizeof *none);
+	int32_t *ids = calloc((size_t)tokens, sizeof *ids),
+		*none = malloc((size_t)tokens * sizeof *none);
 
 	memset(none, 0xff, (size_t)tokens * sizeof *none);
 	ref_create(&ref, "order", config, 7);
 	r.m = open_model(e, ref.dir, targets, tokens, 2);
 	for (int i = 0; i < 3; i++) {
 		add_batch(&r, tokens);
-		for (int d = 0; d < n; d++) /* one micro-batch ends in a document that is not trained */
+		for (int d = 0; d < n;
+		     d++) /* one micro-batch ends in a document that is not trained */
 			if (i < 2 || d % 2 == 0)
 				moe_model_batch_add(&r.batch[i], ids,
 						    i == 1 && n > 1 && d == n - 1 ? none : NULL,
@@ -411,7 +438,8 @@ static void check(const char *config, const char *targets, int tokens, const int
 }
 
 #define COMMON                                                                                     \
-	"\"hidden_size\":8,\"num_attention_heads\":2,\"rms_norm_eps\":1e-5,\"hidden_act\":\"silu\"," \
+	"\"hidden_size\":8,\"num_attention_heads\":2,\"rms_norm_eps\":1e-5,\"hidden_act\":"        \
+	"\"silu\","                                                                                \
 	"\"max_position_embeddings\":8192,\"rope_theta\":500.0,\"vocab_size\":50,"                 \
 	"\"num_key_value_heads\":1,\"intermediate_size\":12,\"moe_intermediate_size\":8,"          \
 	"\"num_experts\":4,\"num_experts_per_tok\":2,\"decoder_sparse_step\":1,"                   \
@@ -424,39 +452,42 @@ static const int mixed[] = { 70, 1, 130, 64, 3, 200 };
 
 static void test_moe(void)
 {
-	check("{" SHARED COMMON "\"num_hidden_layers\":5,\"mlp_only_layers\":[]}", ALL, 512, mixed, 6, 3);
+	check("{" SHARED COMMON "\"num_hidden_layers\":5,\"mlp_only_layers\":[]}", ALL, 512, mixed,
+	      6, 3);
 }
 
 static void test_dense_between(void)
 {
-	check("{" PLAIN COMMON "\"num_hidden_layers\":6,\"mlp_only_layers\":[1,2,3]}", ALL, 512, mixed, 6,
-	      3);
+	check("{" PLAIN COMMON "\"num_hidden_layers\":6,\"mlp_only_layers\":[1,2,3]}", ALL, 512,
+	      mixed, 6, 3);
 }
 
 static void test_frozen_below(void)
 {
-	check("{" PLAIN COMMON "\"num_hidden_layers\":6,\"mlp_only_layers\":[0,1,2,4]}", "experts", 512,
+	check("{" PLAIN COMMON "\"num_hidden_layers\":6,\"mlp_only_layers\":[0,1,2,4]}", "experts",
+	      512, mixed, 6, 3);
+	check("{" SHARED COMMON "\"num_hidden_layers\":4,\"mlp_only_layers\":[]}", "experts", 512,
 	      mixed, 6, 3);
-	check("{" SHARED COMMON "\"num_hidden_layers\":4,\"mlp_only_layers\":[]}", "experts", 512, mixed,
-	      6, 3);
-	check("{" PLAIN COMMON "\"num_hidden_layers\":3,\"mlp_only_layers\":[]}", "experts,o_proj", 512,
-	      mixed, 6, 3);
+	check("{" PLAIN COMMON "\"num_hidden_layers\":3,\"mlp_only_layers\":[]}", "experts,o_proj",
+	      512, mixed, 6, 3);
 }
 
 static void test_inference(void)
 {
-	check("{" SHARED COMMON "\"num_hidden_layers\":5,\"mlp_only_layers\":[]}", NULL, 512, mixed, 6, 3);
-	check("{" PLAIN COMMON "\"num_hidden_layers\":4,\"mlp_only_layers\":[0,1,3]}", NULL, 512, mixed,
+	check("{" SHARED COMMON "\"num_hidden_layers\":5,\"mlp_only_layers\":[]}", NULL, 512, mixed,
 	      6, 3);
-	check("{" PLAIN COMMON "\"num_hidden_layers\":1,\"mlp_only_layers\":[]}", NULL, 512, mixed, 6, 3);
+	check("{" PLAIN COMMON "\"num_hidden_layers\":4,\"mlp_only_layers\":[0,1,3]}", NULL, 512,
+	      mixed, 6, 3);
+	check("{" PLAIN COMMON "\"num_hidden_layers\":1,\"mlp_only_layers\":[]}", NULL, 512, mixed,
+	      6, 3);
 }
 
 static void test_long_documents(void)
 {
 	static const int length = 60 * 64 + 5;
 
-	check("{" PLAIN COMMON "\"num_hidden_layers\":3,\"mlp_only_layers\":[1]}", ALL, 4096, &length, 1,
-	      2);
+	check("{" PLAIN COMMON "\"num_hidden_layers\":3,\"mlp_only_layers\":[1]}", ALL, 4096,
+	      &length, 1, 2);
 }
 
 const struct moe_test moe_suite_tests[] = {

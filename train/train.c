@@ -173,9 +173,13 @@ static enum moe_status reserve(struct run *r)
 						 MOE_MIN((int64_t)limit, r->tokens->n_tokens)));
 	if (r->eval_tokens)
 		T = MOE_MAX(T, r->eval_tokens->max_row_tokens);
-	if (T > r->t->decoder->positions && longest > r->t->decoder->positions)
-		return moe_fail(MOE_ERR_ARG, "a pack has %lld tokens, the model has %d positions",
-				(long long)longest, r->t->decoder->positions);
+	if (r->tokens->max_doc_tokens > r->t->max_positions)
+		return moe_fail(MOE_ERR_ARG,
+				"a document has %lld tokens, the model has %lld positions; cut the "
+				"data with "
+				"--cutoff-len",
+				(long long)r->tokens->max_doc_tokens,
+				(long long)r->t->max_positions);
 	if (T > INT32_MAX / 64)
 		return moe_fail(MOE_ERR_ARG, "micro-batches of %lld tokens are too large",
 				(long long)T);

@@ -103,7 +103,8 @@ struct moe_kernels {
 
 	/* ---- weights ---- */
 	size_t (*weight_bytes)(enum moe_dtype src, int64_t n, int64_t k);
-	/* src rows may be unaligned; ld in elements. W is filled in, W->data is set by the caller before. */
+	/* src rows may be unaligned; ld in elements. W is filled in, W->data is set by the caller before.
+	 * src NULL: the description only (estimates). */
 	void (*weight_pack)(struct moe_weight *W, const void *src, enum moe_dtype src_dtype, int64_t n,
 			    int64_t k, int64_t ld);
 	/* dst [n1-n0, k] f32 of rows n0..n1 */

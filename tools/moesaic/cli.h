@@ -21,7 +21,7 @@ enum {
 
 struct command {
 	const char *name, *summary;
-	const char *operands; /* as in the usage line; NULL: takes none */
+	const char *operands;		   /* as in the usage line; NULL: takes none */
 	const struct option_group *groups; /* ends with a NULL title; NULL: no options */
 	int (*run)(struct settings *s, int argc, char **argv); /* NULL: not in this version */
 };

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * --config FILE and run.yaml. YAML and JSON both become a cJSON tree whose scalars are texts; keys are
- * the flags' names with underscores, those of LLaMA-Factory through the aliases of the option table and
- * foreign.c.
+ * --config FILE and run.yaml. YAML and JSON both become a cJSON tree whose scalars are texts; keys
+ * are the flags' names with underscores, those of LLaMA-Factory through the aliases of the option
+ * table and foreign.c.
  */
 #include "tools/moesaic/cli.h"
 #include "tools/moesaic/foreign.h"
@@ -72,7 +72,8 @@ static cJSON *tree(yaml_document_t *doc, int index, int depth)
 				goto fail;
 		return v;
 	}
-	for (yaml_node_pair_t *p = n->data.mapping.pairs.start; p < n->data.mapping.pairs.top; p++) {
+	for (yaml_node_pair_t *p = n->data.mapping.pairs.start; p < n->data.mapping.pairs.top;
+	     p++) {
 		yaml_node_t *key = yaml_document_get_node(doc, p->key);
 
 		if (!key || key->type != YAML_SCALAR_NODE ||

@@ -89,8 +89,9 @@ static int choose(const cJSON *info, const char *folder, const char *path, const
 		return cli_fail(CLI_USAGE, "%s: '%s' has no file_name; only local files are read",
 				path, name);
 	if (cJSON_IsTrue(ranking))
-		return cli_fail(CLI_USAGE, "%s: '%s' is a preference dataset: not in this version yet",
-				path, name);
+		return cli_fail(CLI_USAGE,
+				"%s: '%s' is a preference dataset: not in this version yet", path,
+				name);
 	if (c->n_files == MAX_NAMES)
 		return cli_fail(CLI_USAGE, "more than %d datasets", MAX_NAMES);
 	c->files[c->n_files++] = cli_format("%s/%s", folder, file->valuestring);

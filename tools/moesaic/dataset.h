@@ -6,8 +6,8 @@
 #include "tools/moesaic/cli.h"
 
 /*
- * --dataset and --eval-dataset, names in dataset-dir/dataset_info.json, become --data and --eval-data
- * (and --columns). Names may be separated by commas.
+ * --dataset and --eval-dataset, names in dataset-dir/dataset_info.json, become --data and
+ * --eval-data (and --columns). Names may be separated by commas.
  */
 int dataset_resolve(struct settings *s);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* moesaic eval: loss and perplexity of a model, with or without an adapter, on a token file or json. */
+/* moesaic eval: loss and perplexity of a model, with or without an adapter, on a token file or
+ * json. */
 #include "tools/moesaic/commands.h"
 #include "tools/moesaic/model.h"
 #include "tools/moesaic/python.h"
@@ -18,8 +19,7 @@ static const struct option what[] = {
 	  "adapter-name-or-path", NULL },
 	{ "data", OPTION_LIST, OPTION_COMMON | OPTION_REQUIRED, "FILE...", NULL,
 	  "json or jsonl, or one token file", 0, 0, "", NULL },
-	{ "batch-tokens", OPTION_INT, 0, "N", NULL, "tokens of a micro-batch (cutoff-len)", 2, 1e9, "",
-	  NULL },
+	{ "batch-tokens", OPTION_INT, 0, "N", "4096", "tokens of a micro-batch", 2, 1e9, "", NULL },
 	{ .name = NULL },
 };
 
@@ -57,8 +57,7 @@ static int evaluate(const struct settings *s, const char *tokens)
 {
 	struct tool_model m = { 0 };
 	struct moe_eval_result r = { .struct_size = sizeof r };
-	const char *size = settings_has(s, "batch-tokens") ? "batch-tokens" : "cutoff-len";
-	int rc = tool_model_open_inference(&m, s, settings_int(s, size));
+	int rc = tool_model_open_inference(&m, s, settings_int(s, "batch-tokens"));
 
 	rc = rc ? rc : cli_status(moe_evaluate(m.model, tokens, &r));
 	if (!rc && settings_on(s, "json"))

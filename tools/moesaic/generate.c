@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* moesaic generate: answers a prompt, or a prompt a line from stdin; each is a conversation of its own. */
+/* moesaic generate: answers a prompt, or a prompt a line from stdin; each is a conversation of its
+ * own. */
 #include "tools/moesaic/commands.h"
 #include "tools/moesaic/model.h"
 #include "tools/moesaic/sample.h"
@@ -24,15 +25,16 @@ static const struct option what[] = {
 	{ "raw", OPTION_FLAG, OPTION_COMMON, NULL, NULL, "no chat template", 0, 0, "", NULL },
 	{ "chat-template", OPTION_TEXT, 0, "FILE", NULL, "in place of the checkpoint's template", 0,
 	  0, "", NULL },
-	{ "template-vars", OPTION_LIST, 0, "K=V...", NULL, "such as enable_thinking=false", 0, 0, "",
-	  NULL },
-	{ "max-new-tokens", OPTION_INT, OPTION_COMMON, "N", "256", "longest answer", 1, 1e9, "", NULL },
-	{ "temperature", OPTION_REAL, OPTION_COMMON, "X", "0", "0: always the likeliest token", 0, 1e3,
+	{ "template-vars", OPTION_LIST, 0, "K=V...", NULL, "such as enable_thinking=false", 0, 0,
 	  "", NULL },
+	{ "max-new-tokens", OPTION_INT, OPTION_COMMON, "N", "256", "longest answer", 1, 1e9, "",
+	  NULL },
+	{ "temperature", OPTION_REAL, OPTION_COMMON, "X", "0", "0: always the likeliest token", 0,
+	  1e3, "", NULL },
 	{ "top-p", OPTION_REAL, OPTION_COMMON | OPTION_ABOVE_ZERO, "X", "1",
 	  "sample from the likeliest tokens of this share", 0, 1, "", NULL },
-	{ "repetition-penalty", OPTION_REAL, OPTION_ABOVE_ZERO, "X", "1", "above 1: fewer repetitions",
-	  0, 0, "", NULL },
+	{ "repetition-penalty", OPTION_REAL, OPTION_ABOVE_ZERO, "X", "1",
+	  "above 1: fewer repetitions", 0, 0, "", NULL },
 	{ "seed", OPTION_INT, 0, "N", "42", "of sampling", 0, 9e15, "", NULL },
 	{ .name = NULL },
 };
@@ -82,10 +84,9 @@ static void show(const struct generator *g, char *text, char **all)
 /* The token after ids[0..n). The one place to change for a KV cache. */
 static int next_token(struct generator *g, const int32_t *ids, int64_t n, int32_t *next)
 {
-	struct moe_array out = { .data = g->logits,
-				 .dtype = MOE_F32,
-				 .ndim = 2,
-				 .shape = { 1, g->model.info.vocab } };
+	struct moe_array out = {
+		.data = g->logits, .dtype = MOE_F32, .ndim = 2, .shape = { 1, g->model.info.vocab }
+	};
 	enum moe_status st = moe_model_logits(g->model.model, ids, n, NULL, 1, &out);
 
 	if (st != MOE_OK)
@@ -104,10 +105,11 @@ static int continue_text(struct generator *g, int32_t *ids, int64_t n, int64_t *
 	int rc = tokenizer_start(&g->tokenizer);
 
 	if (!rc && n > limit)
-		return cli_fail(CLI_USAGE, "the prompt has %lld tokens, more than %lld", (long long)n,
-				(long long)limit);
+		return cli_fail(CLI_USAGE, "the prompt has %lld tokens, more than %lld",
+				(long long)n, (long long)limit);
 	/* the last token needs no position of its own */
-	for (*made = 0; !rc && *made < g->max_new && n + *made <= limit; ++*made) {
+	for (*made = 0; !rc && *made < g->max_new && n + *made <= limit && !ferror(stdout);
+	     ++*made) {
 		int32_t id = 0;
 
 		rc = next_token(g, ids, n + *made, &id);

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* moesaic COMMAND: finds the command, parses its flags, runs it. Each command is a file of its own. */
+/* moesaic COMMAND: finds the command, parses its flags, runs it. Each command is a file of its own.
+ */
 #include "tools/moesaic/commands.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -14,9 +16,9 @@ static const struct command doctor = { .name = "doctor", .summary = "checks this
 static const struct command bench = { .name = "bench", .summary = "times this machine" };
 
 const struct command *const cli_commands[] = {
-	&command_train, &command_data, &command_eval, &command_generate, &command_estimate,
-	&merge,		&convert,      &inspect,      &doctor,		 &bench,
-	NULL,
+	&command_train,	   &command_data, &command_eval, &command_generate,
+	&command_estimate, &merge,	  &convert,	 &inspect,
+	&doctor,	   &bench,	  NULL,
 };
 
 /* Run as git runs its subcommands. */
@@ -81,7 +83,9 @@ static int finish(int rc)
 {
 	if (fflush(stdout) == 0 && !ferror(stdout))
 		return rc;
-	return rc ? rc : cli_fail(CLI_USAGE, "standard output cannot be written");
+	if (rc || errno == EPIPE)
+		return rc;
+	return cli_fail(CLI_USAGE, "standard output cannot be written");
 }
 
 int main(int argc, char **argv)

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define HANDLE_BYTES 4096 /* of StarPU, measured */
@@ -52,7 +53,12 @@ int tool_model_check(const struct settings *s)
 static void show_loading(const char *what, int64_t done, int64_t total, void *user)
 {
 	struct tool_model *m = user;
+	struct timespec now;
 
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	if (m->loading_shown && now.tv_sec * 10 + now.tv_nsec / 100000000 == m->shown_tenth)
+		return;
+	m->shown_tenth = now.tv_sec * 10 + now.tv_nsec / 100000000;
 	fprintf(stderr, "\r  loading %s %lld/%lld\033[K", what, (long long)done, (long long)total);
 	m->loading_shown = true;
 }
@@ -103,7 +109,8 @@ static int settle_rank(struct settings *s, const char *flag, int rank)
 		return 0;
 	if (settings_given(s, flag) && settings_int(s, flag) != rank)
 		return cli_fail(CLI_USAGE, "--%s %lld, but the adapter in %s has rank %d", flag,
-				(long long)settings_int(s, flag), settings_text(s, "adapter"), rank);
+				(long long)settings_int(s, flag), settings_text(s, "adapter"),
+				rank);
 	snprintf(text, sizeof text, "%d", rank);
 	item = text;
 	return settings_set(s, flag, &item, 1);
@@ -121,9 +128,8 @@ int tool_model_open_training(struct tool_model *m, struct settings *s)
 		.rslora = settings_on(s, "rslora"),
 		.seed = (uint64_t)settings_int(s, "seed"),
 		.aux_coef = settings_real(s, "aux-loss"),
-		.max_tokens = settings_has(s, "batch-size")
-				      ? 0
-				      : (int)settings_int(s, "batch-tokens"),
+		.max_tokens =
+			settings_has(s, "batch-size") ? 0 : (int)settings_int(s, "batch-tokens"),
 	};
 	int rc = open_both(m, s, &p);
 
@@ -131,7 +137,8 @@ int tool_model_open_training(struct tool_model *m, struct settings *s)
 	if (!rc && settings_has(s, "adapter")) {
 		bool attention = m->info.lora_rank > 0;
 
-		rc = settle_rank(s, "lora-rank", attention ? m->info.lora_rank : m->info.expert_rank);
+		rc = settle_rank(s, "lora-rank",
+				 attention ? m->info.lora_rank : m->info.expert_rank);
 		rc = rc ? rc : settle_rank(s, "expert-lora-rank", m->info.expert_rank);
 	}
 	return rc;
@@ -178,9 +185,11 @@ void tool_model_describe(const struct tool_model *m, const struct settings *s, F
 	const struct moe_model_info *i = &m->info;
 	int64_t all = i->params + i->trainable_params;
 
-	fprintf(to, "model        %s, %d layers, %d of %d experts per token, %.1f M parameters, "
-		    "%.1f M active\n", i->arch, i->layers, i->experts_per_token, i->experts,
-		(double)i->params / 1e6, (double)i->active_params / 1e6);
+	fprintf(to,
+		"model        %s, %d layers, %d of %d experts per token, %.1f M parameters, "
+		"%.1f M active\n",
+		i->arch, i->layers, i->experts_per_token, i->experts, (double)i->params / 1e6,
+		(double)i->active_params / 1e6);
 	fprintf(to, "attention    %s trainable", grouped(i->attention_lora_params));
 	if (i->attention_lora_params)
 		fprintf(to, " (rank %d)", i->lora_rank);

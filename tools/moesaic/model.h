@@ -10,6 +10,7 @@ struct tool_model {
 	struct moe_model *model;
 	struct moe_model_info info;
 	bool loading_shown;
+	int64_t shown_tenth; /* of a second, of the last progress line */
 };
 
 /* What can be refused without opening anything: --model, --adapter, --numa. */

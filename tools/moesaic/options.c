@@ -1,42 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/moesaic/cli.h"
+#include "tools/moesaic/option_values.h"
 
 #include <assert.h>
-#include <ctype.h>
-#include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #define MAX_NAMES 256
 
 /* ---- finding ---- */
-
-/* true if word is one of the words of list, which sep separates; '-' and '_' are the same. */
-static bool among(const char *word, const char *list, char sep)
-{
-	size_t n = strlen(word);
-
-	for (const char *at = list; at && *at; at = strchr(at, sep) ? strchr(at, sep) + 1 : NULL) {
-		const char *end = strchr(at, sep);
-		size_t length = end ? (size_t)(end - at) : strlen(at), i = 0;
-
-		while (i < n && i < length &&
-		       (word[i] == '_' ? '-' : word[i]) == (at[i] == '_' ? '-' : at[i]))
-			i++;
-		if (i == n && i == length)
-			return true;
-	}
-	return false;
-}
 
 static const struct option *find(const struct settings *s, const char *name, int *index)
 {
 	*index = 0;
 	for (const struct option_group *g = s->command->groups; g && g->title; g++)
 		for (const struct option *o = g->options; o->name; o++, (*index)++)
-			if (among(name, o->name, ' ') || among(name, o->aliases, ' '))
+			if (option_word_among(name, o->name, ' ') ||
+			    option_word_among(name, o->aliases, ' '))
 				return o;
 	return NULL;
 }
@@ -74,135 +54,7 @@ static int unknown_flag(const struct settings *s, const char *flag)
 	return cli_fail(CLI_USAGE, "unknown flag --%s (--help-all lists them)", flag);
 }
 
-/* ---- checking ---- */
-
-static bool truth(const char *text, bool *out)
-{
-	*out = among(text, "true on yes 1 True TRUE On ON Yes", ' ');
-	return *out || among(text, "false off no 0 False FALSE Off OFF No", ' ');
-}
-
-static bool parse_int(const char *text, int64_t *out)
-{
-	char *end;
-	double real;
-
-	errno = 0;
-	*out = strtoll(text, &end, 10);
-	if (end != text && !*end)
-		return !errno;
-	real = strtod(text, &end); /* 1e5 and 3.0 are whole numbers too */
-	if (end == text || *end || !(fabs(real) < 9e15) || real != floor(real))
-		return false;
-	*out = (int64_t)real;
-	return true;
-}
-
-static bool parse_real(const char *text, double *out)
-{
-	char *end;
-
-	if (strpbrk(text, "xX"))
-		return false;
-	*out = strtod(text, &end);
-	return end != text && !*end && isfinite(*out);
-}
-
-/* Bytes: a number, then nothing, K/M/G/T with B (powers of 1000) or iB, or alone (powers of 1024). */
-static bool parse_size(const char *text, double *out)
-{
-	static const char units[] = "KMGT";
-	char *end;
-	const char *unit;
-
-	if (strpbrk(text, "xX"))
-		return false;
-	*out = strtod(text, &end);
-	if (end == text || !isfinite(*out) || *out <= 0)
-		return false;
-	while (*end == ' ')
-		end++;
-	unit = *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
-	if (unit) {
-		bool decimal = !strcasecmp(end + 1, "B");
-
-		if (!decimal && end[1] && strcasecmp(end + 1, "iB"))
-			return false;
-		*out *= pow(decimal ? 1000 : 1024, (double)(unit - units + 1));
-		return *out < 9e18;
-	}
-	return (!*end || !strcasecmp(end, "B")) && *out < 9e18;
-}
-
-static int check_range(const struct option *o, double value, const char *text)
-{
-	if ((o->traits & OPTION_ABOVE_ZERO) && !(value > 0))
-		return cli_fail(CLI_USAGE, "--%s %s: must be above 0", o->name, text);
-	if (o->min == 0 && o->max == 0)
-		return 0;
-	if (value < o->min)
-		return cli_fail(CLI_USAGE, "--%s %s: must be at least %.15g", o->name, text, o->min);
-	if (o->max != 0 && value > o->max)
-		return cli_fail(CLI_USAGE, "--%s %s: must be at most %.15g", o->name, text, o->max);
-	return 0;
-}
-
-static int check_one(const struct option *o, const char *text)
-{
-	int64_t whole;
-	double real;
-	bool on;
-
-	switch (o->type) {
-	case OPTION_FLAG:
-	case OPTION_SWITCH:
-		if (!truth(text, &on))
-			return cli_fail(CLI_USAGE, "--%s %s: expected on or off", o->name, text);
-		return 0;
-	case OPTION_INT:
-		if (!parse_int(text, &whole))
-			return cli_fail(CLI_USAGE, "--%s %s is not a whole number", o->name, text);
-		return check_range(o, (double)whole, text);
-	case OPTION_REAL:
-		if (!parse_real(text, &real))
-			return cli_fail(CLI_USAGE, "--%s %s is not a number", o->name, text);
-		return check_range(o, real, text);
-	case OPTION_SIZE:
-		if (!parse_size(text, &real))
-			return cli_fail(CLI_USAGE, "--%s %s is not a size such as 12GB or 1.5TiB",
-					o->name, text);
-		return 0;
-	case OPTION_CHOICE:
-		if (!among(text, o->arg, '|'))
-			return cli_fail(CLI_USAGE, "--%s %s: expected %s", o->name, text, o->arg);
-		return 0;
-	default:
-		return 0;
-	}
-}
-
-/* Values that cli.md names and this version does not have. Numbers compare as numbers. */
-static int check_supported(const struct option *o, const char *text)
-{
-	double wanted, have;
-
-	if (!o->only || among(text, o->only, '|'))
-		return 0;
-	if (o->type == OPTION_FLAG || o->type == OPTION_SWITCH) {
-		bool on;
-
-		truth(text, &on);
-		if (!on)
-			return 0;
-		return cli_fail(CLI_USAGE, "--%s is not in this version yet", o->name);
-	}
-	if (parse_real(text, &wanted) && parse_real(o->only, &have) && wanted == have)
-		return 0;
-	if (!*o->only)
-		return cli_fail(CLI_USAGE, "--%s is not in this version yet", o->name);
-	return cli_fail(CLI_USAGE, "--%s %s is not in this version yet (it has %s)", o->name, text,
-			o->only);
-}
+/* ---- setting ---- */
 
 static void clear(struct option_value *v)
 {
@@ -212,37 +64,18 @@ static void clear(struct option_value *v)
 	*v = (struct option_value){ 0 };
 }
 
-/* Normal forms, so that run.yaml and getters see one spelling. */
-static char *normal(const struct option *o, const char *text)
-{
-	bool on;
-
-	if (o->type == OPTION_FLAG || o->type == OPTION_SWITCH) {
-		truth(text, &on);
-		return cli_format("%s", o->type == OPTION_FLAG ? (on ? "true" : "false")
-							       : (on ? "on" : "off"));
-	}
-	if (o->type == OPTION_INT) {
-		int64_t whole;
-
-		parse_int(text, &whole);
-		return cli_format("%lld", (long long)whole);
-	}
-	return cli_format("%s", text);
-}
-
 static int put(const struct option *o, struct option_value *v, enum option_source source,
 	       const char *const *items, int count, bool append)
 {
 	for (int i = 0; i < count; i++) {
-		int rc = check_one(o, items[i]);
+		int rc = option_check(o, items[i]);
 
-		rc = rc ? rc : check_supported(o, items[i]);
 		if (rc)
 			return rc;
 	}
 	if (count > 1 && o->type != OPTION_LIST)
-		return cli_fail(CLI_USAGE, "--%s takes one value, not a list of %d", o->name, count);
+		return cli_fail(CLI_USAGE, "--%s takes one value, not a list of %d", o->name,
+				count);
 	if (count == 0 && o->type == OPTION_LIST)
 		return cli_fail(CLI_USAGE, "--%s: an empty list", o->name);
 	if (!append)
@@ -251,7 +84,7 @@ static int put(const struct option *o, struct option_value *v, enum option_sourc
 	if (!v->items)
 		abort();
 	for (int i = 0; i < count; i++)
-		v->items[v->count++] = normal(o, items[i]);
+		v->items[v->count++] = option_normal(o, items[i]);
 	v->items[v->count] = NULL;
 	v->source = source;
 	return 0;
@@ -334,7 +167,8 @@ static int parse_flag(struct settings *s, int argc, char **argv, bool *seen, int
 	const struct option *o;
 	int index, n;
 
-	snprintf(name, sizeof name, "%.*s", equals ? (int)(equals - argv[0] - 2) : 120, argv[0] + 2);
+	snprintf(name, sizeof name, "%.*s", equals ? (int)(equals - argv[0] - 2) : 120,
+		 argv[0] + 2);
 	o = find(s, name, &index);
 	if (!o)
 		return unknown_flag(s, name);
@@ -361,7 +195,8 @@ static int parse_flag(struct settings *s, int argc, char **argv, bool *seen, int
 		seen[index] = true;
 		return rc;
 	}
-	n = put(o, &s->values[index], SOURCE_FLAG, &value, 1, o->type == OPTION_LIST && seen[index]);
+	n = put(o, &s->values[index], SOURCE_FLAG, &value, 1,
+		o->type == OPTION_LIST && seen[index]);
 	seen[index] = true;
 	return n;
 }
@@ -467,6 +302,11 @@ bool settings_given(const struct settings *s, const char *name)
 	return value_of(s, name)->source != SOURCE_PRESET;
 }
 
+bool settings_flagged(const struct settings *s, const char *name)
+{
+	return value_of(s, name)->source == SOURCE_FLAG;
+}
+
 bool settings_has(const struct settings *s, const char *name)
 {
 	return value_of(s, name)->count > 0;
@@ -486,11 +326,11 @@ int64_t settings_int(const struct settings *s, const char *name)
 	int64_t whole = 0;
 
 	if (text && settings_option(s, name)->type == OPTION_SIZE) {
-		parse_size(text, &bytes);
+		option_size(text, &bytes);
 		return (int64_t)bytes;
 	}
 	if (text)
-		parse_int(text, &whole);
+		option_int(text, &whole);
 	return whole;
 }
 
@@ -500,7 +340,7 @@ double settings_real(const struct settings *s, const char *name)
 	double real = 0;
 
 	if (text)
-		parse_real(text, &real);
+		option_real(text, &real);
 	return real;
 }
 
@@ -510,7 +350,7 @@ bool settings_on(const struct settings *s, const char *name)
 	bool on = false;
 
 	if (text)
-		truth(text, &on);
+		option_truth(text, &on);
 	return on;
 }
 

@@ -23,11 +23,11 @@ enum option_type {
 };
 
 enum {
-	OPTION_COMMON = 1,	  /* among the most used: shown by --help */
+	OPTION_COMMON = 1, /* among the most used: shown by --help */
 	OPTION_REQUIRED = 2,
 	OPTION_VALUE_OPTIONAL = 4, /* --resume [DIR] */
-	OPTION_TRANSIENT = 8,	  /* not part of run.yaml */
-	OPTION_ABOVE_ZERO = 16,	  /* INT and REAL */
+	OPTION_TRANSIENT = 8,	   /* not part of run.yaml */
+	OPTION_ABOVE_ZERO = 16,	   /* INT and REAL */
 };
 
 struct option {
@@ -79,11 +79,12 @@ const struct option *settings_option(const struct settings *s, const char *name)
 void settings_unset(struct settings *s, const char *name);
 bool settings_given(const struct settings *s, const char *name); /* not by default */
 /*
- * Of two settings that exclude each other drops the one of the weaker source (flags override files);
- * an exit code after an error line if both were given alike.
+ * Of two settings that exclude each other drops the one of the weaker source (flags override
+ * files); an exit code after an error line if both were given alike.
  */
 int settings_exclusive(struct settings *s, const char *a, const char *b);
-bool settings_has(const struct settings *s, const char *name);	 /* a value, default included */
+bool settings_flagged(const struct settings *s, const char *name); /* on the command line */
+bool settings_has(const struct settings *s, const char *name);	   /* a value, default included */
 const char *settings_text(const struct settings *s, const char *name); /* NULL: unset */
 int64_t settings_int(const struct settings *s, const char *name);      /* 0: unset */
 double settings_real(const struct settings *s, const char *name);

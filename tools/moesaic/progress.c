@@ -41,13 +41,14 @@ static void show_step(struct progress *p, const struct moe_train_event *e)
 	duration(eta, sizeof eta, e->eta_s);
 	if (p->terminal) {
 		fprintf(p->to,
-			"\r  step %lld/%lld  loss %.4f  %.0f tokens/s  %s left  idle %.0f %%\033[K", step,
-			total, e->loss, e->tokens_per_s, eta, 100 * e->idle_share);
+			"\r  step %lld/%lld  loss %.4f  %.0f tokens/s  %s left  idle %.0f %%\033[K",
+			step, total, e->loss, e->tokens_per_s, eta, 100 * e->idle_share);
 		fflush(p->to);
 		p->line_open = true;
 	} else if (e->step % p->every == 0 || e->step == e->total_steps) {
 		fprintf(p->to,
-			"step %lld/%lld  loss %.4f  lr %.3g  grad_norm %.4g  %.0f tokens/s  %s left  "
+			"step %lld/%lld  loss %.4f  lr %.3g  grad_norm %.4g  %.0f tokens/s  %s "
+			"left  "
 			"idle %.0f %%\n",
 			step, total, e->loss, e->learning_rate, e->grad_norm, e->tokens_per_s, eta,
 			100 * e->idle_share);
@@ -106,6 +107,7 @@ void interrupt_watch(void)
 	struct sigaction action = { .sa_handler = on_signal, .sa_flags = SA_RESTART };
 
 	sigemptyset(&action.sa_mask);
+	signal(SIGPIPE, SIG_IGN); /* whoever reads the progress may leave; training goes on */
 	for (int i = 0; i < WATCHED; i++)
 		if (!ignored[i])
 			sigaction(watched[i], &action, NULL);

@@ -17,8 +17,8 @@ void progress_event(struct progress *p, const struct moe_train_event *e);
 void progress_close(struct progress *p);
 
 /*
- * The first SIGINT, SIGTERM or SIGHUP only sets a flag, the second one kills. Ignored signals stay ignored.
- * To be called when the engine is open: StarPU installs handlers of its own.
+ * The first SIGINT, SIGTERM or SIGHUP only sets a flag, the second one kills. Ignored signals stay
+ * ignored. To be called when the engine is open: StarPU installs handlers of its own.
  */
 void interrupt_watch(void);
 bool interrupt_pending(void);

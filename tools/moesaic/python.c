@@ -53,7 +53,8 @@ void arguments_options(struct arguments *a, const struct settings *s, const stru
 	}
 }
 
-/* In a checkout (build/NAME/moesaic) its Python package and environment are found without settings. */
+/* In a checkout (build/NAME/moesaic) its Python package and environment are found without settings.
+ */
 static char *beside_build(const char *relative)
 {
 	char exe[PATH_MAX];
@@ -135,7 +136,8 @@ static int wait_for(pid_t pid)
 	return WEXITSTATUS(status);
 }
 
-/* Its exit codes 2 and 130 come with a line of its own; anything else is a Python that cannot run it. */
+/* Its exit codes 2 and 130 come with a line of its own; anything else is a Python that cannot run
+ * it. */
 static int python_verdict(const char *module, int rc)
 {
 	char *python;
@@ -143,15 +145,19 @@ static int python_verdict(const char *module, int rc)
 	if (rc == 0 || rc == CLI_USAGE || rc == CLI_INTERRUPTED)
 		return rc;
 	python = interpreter();
-	cli_fail(CLI_USAGE, "%s -m moesaic.%s failed; MOESAIC_PYTHON and PYTHONPATH say where Python "
-			    "and the package are", python, module);
+	cli_fail(CLI_USAGE,
+		 "%s -m moesaic.%s failed; MOESAIC_PYTHON and PYTHONPATH say where Python "
+		 "and the package are",
+		 python, module);
 	free(python);
 	return CLI_USAGE;
 }
 
 int python_run(const char *module, const struct arguments *a, bool to_stderr)
 {
+	void (*old)(int);
 	pid_t pid;
+	int rc;
 
 	fflush(NULL);
 	pid = fork();
@@ -162,7 +168,11 @@ int python_run(const char *module, const struct arguments *a, bool to_stderr)
 			dup2(STDERR_FILENO, STDOUT_FILENO);
 		_exit(python_exec(module, a));
 	}
-	return python_verdict(module, wait_for(pid));
+	/* a Ctrl-C reaches both; Python says what became of it */
+	old = signal(SIGINT, SIG_IGN);
+	rc = wait_for(pid);
+	signal(SIGINT, old);
+	return python_verdict(module, rc);
 }
 
 static void close_pair(int fd[2])

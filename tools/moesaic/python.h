@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The Python side: $MOESAIC_PYTHON, else the build tree's own environment, else python3, with -m moesaic.MODULE.
+ * The Python side: $MOESAIC_PYTHON, else the build tree's own environment, else python3, with -m
+ * moesaic.MODULE.
  */
 #ifndef MOESAIC_TOOL_PYTHON_H
 #define MOESAIC_TOOL_PYTHON_H
@@ -21,7 +22,8 @@ void arguments_options(struct arguments *a, const struct settings *s, const stru
 
 /* Replaces this process; returns an exit code only if that fails. */
 int python_exec(const char *module, const struct arguments *a);
-/* Runs it and waits; its stdout goes to stderr if to_stderr. The exit code; its error lines are its own. */
+/* Runs it and waits; its stdout goes to stderr if to_stderr. The exit code; its error lines are its
+ * own. */
 int python_run(const char *module, const struct arguments *a, bool to_stderr);
 /* Starts it with its stdin and stdout as streams. */
 struct python_child {
@@ -34,10 +36,10 @@ int python_stop(const char *module, struct python_child *child);
 
 enum token_report { REPORT_NONE, REPORT_STDOUT, REPORT_STDERR };
 /*
- * --data or --eval-data as a token file: given as one, or made from json by moesaic.data into folder,
- * where an earlier one of the same inputs is used again. *made: it is new. *path: free it.
+ * --data or --eval-data as a token file: given as one, or made from json by moesaic.data into
+ * folder, where an earlier one of the same inputs is used again. *made: it is new. *path: free it.
  */
-int token_file(const struct settings *s, const char *flag, const char *folder, enum token_report report,
-	       char **path, bool *made);
+int token_file(const struct settings *s, const char *flag, const char *folder,
+	       enum token_report report, char **path, bool *made);
 
 #endif

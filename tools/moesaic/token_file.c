@@ -32,9 +32,10 @@ static uint64_t fingerprint(const struct arguments *a, char **files, int n, cons
 	for (int i = 0; i < a->count; i++)
 		hash = mix(hash, a->items[i], strlen(a->items[i]) + 1);
 	for (int i = -2; i < n; i++) {
-		char *path = i < 0 ? cli_format("%s/%s", model, i == -2 ? "tokenizer.json"
-									 : "tokenizer_config.json")
-				   : cli_format("%s", files[i]);
+		char *path =
+			i < 0 ? cli_format("%s/%s", model,
+					   i == -2 ? "tokenizer.json" : "tokenizer_config.json")
+			      : cli_format("%s", files[i]);
 
 		if (stat(path, &st) == 0) {
 			hash = mix(hash, &st.st_size, sizeof st.st_size);
@@ -57,8 +58,9 @@ static int make(const struct settings *s, char **files, int n, const char *folde
 	for (int i = 0; i < n; i++)
 		arguments_add(&a, files[i]);
 	arguments_options(&a, s, options_data);
-	*path = cli_format("%s/tokens-%016llx.safetensors", folder,
-			   (unsigned long long)fingerprint(&a, files, n, settings_text(s, "model")));
+	*path = cli_format(
+		"%s/tokens-%016llx.safetensors", folder,
+		(unsigned long long)fingerprint(&a, files, n, settings_text(s, "model")));
 	*made = access(*path, R_OK) != 0;
 	if (*made) {
 		arguments_add(&a, "--output");
@@ -69,6 +71,17 @@ static int make(const struct settings *s, char **files, int n, const char *folde
 	}
 	arguments_free(&a);
 	return rc;
+}
+
+/* Flags that say how rows become tokens come too late for a token file. */
+static int refuse_data_flags(const struct settings *s, const char *flag, const char *path)
+{
+	for (const struct option *o = options_data; o->name; o++)
+		if (settings_flagged(s, o->name))
+			return cli_fail(CLI_USAGE,
+					"--%s has no effect on --%s %s: it holds tokens already",
+					o->name, flag, path);
+	return 0;
 }
 
 int token_file(const struct settings *s, const char *flag, const char *folder,
@@ -90,5 +103,5 @@ int token_file(const struct settings *s, const char *flag, const char *folder,
 	if (!tokens)
 		return make(s, files, n, folder, report, path, made);
 	*path = cli_format("%s", files[0]);
-	return 0;
+	return refuse_data_flags(s, flag, *path);
 }

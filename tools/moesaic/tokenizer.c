@@ -113,7 +113,7 @@ int tokenizer_encode(struct tokenizer *t, const char *text, bool chat, const cha
 		return rc;
 	list = cJSON_GetObjectItemCaseSensitive(answer, "ids");
 	*ids = cli_alloc((size_t)(cJSON_GetArraySize(list) + 1) * sizeof **ids);
-	cJSON_ArrayForEach(id, list) (*ids)[(*n)++] = (int32_t)id->valuedouble;
+	cJSON_ArrayForEach(id, list)(*ids)[(*n)++] = (int32_t)id->valuedouble;
 	cJSON_Delete(answer);
 	return 0;
 }

@@ -17,9 +17,10 @@ struct tokenizer {
 /* All print their own errors and return an exit code. */
 int tokenizer_open(struct tokenizer *t, const struct settings *s);
 /* ids: free them. system may be NULL. */
-int tokenizer_encode(struct tokenizer *t, const char *text, bool chat, const char *system, int32_t **ids,
-		     int64_t *n);
-/* A new answer; then each token gives the text that it made certain (free it), and finish the rest. */
+int tokenizer_encode(struct tokenizer *t, const char *text, bool chat, const char *system,
+		     int32_t **ids, int64_t *n);
+/* A new answer; then each token gives the text that it made certain (free it), and finish the rest.
+ */
 int tokenizer_start(struct tokenizer *t);
 int tokenizer_token(struct tokenizer *t, int32_t id, char **text);
 int tokenizer_finish(struct tokenizer *t, char **text);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * moesaic train. Order: flags, output folder, tokens (Python ends before StarPU starts), model, training.
- * Until the first step has been done nothing of ours stays in the output folder.
+ * moesaic train. Order: flags, output folder, tokens (Python ends before StarPU starts), model,
+ * training. Until the first step has been done nothing of ours stays in the output folder.
  */
 #include "tools/moesaic/commands.h"
 #include "tools/moesaic/dataset.h"
@@ -129,7 +129,8 @@ static void set_number(struct settings *s, const char *name, int64_t value)
 /* Names that stand for several targets; experts have gate, up and down together or not at all. */
 static int resolve_targets(struct settings *s)
 {
-	static const char *const everything[] = { "experts", "q_proj", "k_proj", "v_proj", "o_proj" };
+	static const char *const everything[] = { "experts", "q_proj", "k_proj", "v_proj",
+						  "o_proj" };
 	char *text = settings_joined(s, "lora-target"), *save = NULL;
 	const char *names[MAX_TARGETS + 1];
 	int n = 0, of_experts = 0, rc = 0;
@@ -143,8 +144,9 @@ static int resolve_targets(struct settings *s)
 	if (n == 1 && (!strcmp(names[0], "all") || !strcmp(names[0], "all-linear"))) {
 		rc = settings_set(s, "lora-target", everything, 5);
 	} else if (of_experts && of_experts < 3) {
-		rc = cli_fail(CLI_USAGE, "--lora-target: gate_proj, up_proj and down_proj of experts "
-					 "are adapted together; name all three, or experts");
+		rc = cli_fail(CLI_USAGE,
+			      "--lora-target: gate_proj, up_proj and down_proj of experts "
+			      "are adapted together; name all three, or experts");
 	} else {
 		if (of_experts)
 			names[n++] = "experts";

@@ -41,8 +41,8 @@ static char *limits(const struct option *o)
 static void show_option(const struct option *o)
 {
 	static const char *const places[] = {
-		[OPTION_SWITCH] = "on|off", [OPTION_INT] = "N",	     [OPTION_REAL] = "X",
-		[OPTION_SIZE] = "SIZE",	    [OPTION_TEXT] = "TEXT",  [OPTION_LIST] = "TEXT...",
+		[OPTION_SWITCH] = "on|off", [OPTION_INT] = "N",	    [OPTION_REAL] = "X",
+		[OPTION_SIZE] = "SIZE",	    [OPTION_TEXT] = "TEXT", [OPTION_LIST] = "TEXT...",
 		[OPTION_CHOICE] = "NAME",
 	};
 	const char *place = o->type == OPTION_FLAG ? "" : o->arg ? o->arg : places[o->type];
@@ -106,7 +106,8 @@ void cli_usage(const struct command *c, int all)
 		putchar('\n');
 	show_groups(c, all);
 	if (!all && c->groups)
-		printf("\n--help-all lists every flag. In --config FILE (YAML or JSON) the names have\n"
+		printf("\n--help-all lists every flag. In --config FILE (YAML or JSON) the names "
+		       "have\n"
 		       "underscores. Exit codes: 0 done, 2 bad input or usage, 3 does not fit,\n"
 		       "4 diverged, 130 interrupted and saved.\n");
 }

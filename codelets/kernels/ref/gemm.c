@@ -75,6 +75,8 @@ void ref_weight_pack(struct moe_weight *W, const void *src, enum moe_dtype src_d
 	W->dtype = packed_dtype(src_dtype);
 	W->n = n;
 	W->k = k;
+	if (!src)
+		return;
 	to_size = moe_dtype_size(W->dtype);
 	for (int64_t i = 0; i < n; i++) {
 		if (src_dtype == MOE_F64)

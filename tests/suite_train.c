@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The training loop on the shipped checkpoint: resuming, being killed, diverging, order and
+ * schedules. */
+#include "tests/harness.h"
+
+#include "engine/base.h"
+#include "model/file.h"
+#include "model/readers/safetensors.h"
+#include "model/readers/safetensors_writer.h"
+#include "train/batches.h"
+#include "train/schedule.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+const char moe_suite_name[] = "train";
+
+#define DOCS 24
+#define VOCAB 2048
+
+/* A token file of random documents, two to a pack, trained from their third token on. */
+static const char *token_file(const char *name)
+{
+	static char path[4096];
+	int32_t ids[DOCS * 40], labels[DOCS * 40];
+	int64_t docs[DOCS + 1] = { 0 }, packs[DOCS / 2 + 1], n = 0;
+	unsigned long seed = moe_test_seed();
+	struct moe_st_meta meta[] = { { "format", "moesaic-tokens-1" }, { "hash", "test" } };
+
+	for (int d = 0; d < DOCS; d++) {
+		int len = 5 + (int)((seed = seed * 6364136223846793005ul + 1442695040888963407ul) >>
+				    33) %
+				      30;
+
+		for (int i = 0; i < len; i++, n++) {
+			ids[n] = (int32_t)((seed = seed * 6364136223846793005ul + 1) >> 33) % VOCAB;
+			labels[n] = i < 2 ? -100 : ids[n];
+		}
+		docs[d + 1] = n;
+	}
+	for (int p = 0; p <= DOCS / 2; p++)
+		packs[p] = 2 * p;
+	struct moe_st_item items[] = {
+		{ .name = "input_ids", .dtype = MOE_I32, .ndim = 1, .shape = { n }, .data = ids },
+		{ .name = "labels", .dtype = MOE_I32, .ndim = 1, .shape = { n }, .data = labels },
+		{ .name = "doc_offsets",
+		  .dtype = MOE_I64,
+		  .ndim = 1,
+		  .shape = { DOCS + 1 },
+		  .data = docs },
+		{ .name = "pack_offsets",
+		  .dtype = MOE_I64,
+		  .ndim = 1,
+		  .shape = { DOCS / 2 + 1 },
+		  .data = packs },
+	};
+	snprintf(path, sizeof path, "%s/%s", moe_test_dir(), name);
+	CU_ASSERT_EQUAL_FATAL(moe_safetensors_write(path, items, 4, meta, 2), MOE_OK);
+	return path;
+}
+
+static const char *out_dir(const char *name)
+{
+	static char ring[4][4096];
+	static int next;
+	char *buf = ring[next++ % 4];
+
+	snprintf(buf, 4096, "%s/%s", moe_test_dir(), name);
+	return buf;
+}
+
+struct stop {
+	int64_t at;
+	double losses[64];
+	int64_t seen;
+};
+
+static int on_event(const struct moe_train_event *e, void *user)
+{
+	struct stop *s = user;
+
+	if (e->type == MOE_TRAIN_STEP) {
+		if (e->step <= 64)
+			s->losses[e->step - 1] = e->loss;
+		s->seen = e->step;
+	}
+	return s->at && e->type == MOE_TRAIN_STEP && e->step >= s->at;
+}
+
+static enum moe_status train(struct moe_trainer_params *p, int workers, const char *policy,
+			     struct stop *s, struct moe_train_result *r)
+{
+	struct moe_engine_params ep = { .struct_size = sizeof ep,
+					.workers = workers,
+					.policy = policy };
+	struct moe_model_params mp = { .struct_size = sizeof mp,
+				       .lora_rank = 4,
+				       .seed = 7,
+				       .dir = moe_test_path("tests/fixtures/ckpt/qwen3moe"),
+				       .max_tokens = 64 };
+	struct moe_engine *engine;
+	struct moe_model *model;
+	enum moe_status st = moe_engine_open(&ep, &engine);
+
+	if (st != MOE_OK)
+		return st;
+	st = moe_model_open(engine, &mp, &model);
+	if (st == MOE_OK) {
+		st = moe_train(model, p, on_event, s, r);
+		moe_model_close(model);
+	}
+	CU_ASSERT_EQUAL(moe_engine_close(engine), MOE_OK);
+	return st;
+}
+
+static struct moe_trainer_params params(const char *data, const char *out)
+{
+	return (struct moe_trainer_params){ .struct_size = sizeof(struct moe_trainer_params),
+					    .data = data,
+					    .output_dir = out,
+					    .learning_rate = 2e-3,
+					    .max_grad_norm = 1,
+					    .batch_size = 1,
+					    .accumulation = 2,
+					    .seed = 3,
+					    .warmup_ratio = 0.1,
+					    .weight_decay = 0.01 };
+}
+
+static bool same_adapter(const char *a, const char *b)
+{
+	char pa[4200], pb[4200], *ta = NULL, *tb = NULL;
+	size_t na = 0, nb = 0;
+	bool same;
+
+	snprintf(pa, sizeof pa, "%s/adapter_model.safetensors", a);
+	snprintf(pb, sizeof pb, "%s/adapter_model.safetensors", b);
+	same = moe_file_read(pa, 1 << 28, &ta, &na) == MOE_OK &&
+	       moe_file_read(pb, 1 << 28, &tb, &nb) == MOE_OK && na == nb && !memcmp(ta, tb, na);
+	moe_free(ta);
+	moe_free(tb);
+	return same;
+}
+
+/* 40 steps, and 20 + resume + 20 in another engine with another worker count and policy: same bits.
+ */
+static void resume_same_bits(void)
+{
+	const char *data = token_file("resume.safetensors");
+	struct moe_trainer_params p = params(data, out_dir("straight"));
+	struct stop a = { 0 }, b = { .at = 20 }, c = { 0 };
+	struct moe_train_result r = { .struct_size = sizeof r };
+	int64_t total = moe_test_full() ? 40 : 24;
+
+	p.max_steps = total;
+	b.at = total / 2;
+	CU_ASSERT_EQUAL_FATAL(train(&p, 2, NULL, &a, &r), MOE_OK);
+	CU_ASSERT_EQUAL(r.steps, total);
+	CU_ASSERT_TRUE(r.last_loss < r.first_loss);
+	p.output_dir = out_dir("resumed");
+	CU_ASSERT_EQUAL(train(&p, 1, "eager", &b, NULL), MOE_ERR_INTERRUPTED);
+	p.resume = "";
+	CU_ASSERT_EQUAL_FATAL(train(&p, 3, "dmdas", &c, &r), MOE_OK);
+	CU_ASSERT_EQUAL(r.steps, total);
+	for (int64_t i = 0; i < total; i++)
+		CU_ASSERT_EQUAL(a.losses[i], i < b.seen ? b.losses[i] : c.losses[i]);
+	CU_ASSERT_TRUE(same_adapter(out_dir("straight"), out_dir("resumed")));
+	p.accumulation = 1; /* other order of the data: refused */
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &c, NULL), MOE_ERR_ARG);
+	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "accumulation"));
+}
+
+/* Sequential submission, and one or two steps in flight, give the same bits. */
+static void pipelining_same_bits(void)
+{
+	const char *data = token_file("pipeline.safetensors");
+	struct moe_trainer_params p = params(data, out_dir("overlap"));
+	struct stop s = { 0 };
+
+	p.max_steps = 8;
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, NULL), MOE_OK);
+	p.output_dir = out_dir("sequential");
+	p.sequential = 1;
+	CU_ASSERT_EQUAL(train(&p, 4, "prio", &s, NULL), MOE_OK);
+	CU_ASSERT_TRUE(same_adapter(out_dir("overlap"), out_dir("sequential")));
+}
+
+/* kill -9 at random instants while a checkpoint is written every step; the run is then finished. */
+static void killed(void)
+{
+	const char *data = token_file("kill.safetensors");
+	struct moe_trainer_params p = params(data, out_dir("whole"));
+	struct stop s = { 0 };
+	unsigned long seed = moe_test_seed();
+	int kills = moe_test_full() ? 20 : 4, done = 0;
+
+	p.max_steps = 10;
+	CU_ASSERT_EQUAL_FATAL(train(&p, 2, NULL, &s, NULL), MOE_OK);
+	p.output_dir = out_dir("killed");
+	p.save_steps = 1;
+	p.resume = NULL;
+	p.overwrite = 1;
+	for (int i = 0; i < kills + 1 && !done; i++) {
+		pid_t child;
+		int status;
+
+		fflush(stdout);
+		child = fork();
+		if (child == 0) {
+			char latest[4200];
+
+			snprintf(latest, sizeof latest, "%s", p.output_dir);
+			p.resume = i ? "" : NULL;
+			s = (struct stop){ 0 };
+			if (train(&p, 2, NULL, &s, NULL) == MOE_OK)
+				_exit(0);
+			if (!strstr(moe_last_error(), "no complete checkpoint"))
+				_exit(3);
+			p.resume = NULL; /* killed before the first one: begin again */
+			_exit(train(&p, 2, NULL, &s, NULL) == MOE_OK ? 0 : 3);
+		}
+		if (i < kills) {
+			seed = seed * 6364136223846793005ul + 1;
+			usleep(100000 + (useconds_t)(seed >> 33) % 400000);
+			kill(child, SIGKILL);
+		}
+		waitpid(child, &status, 0);
+		done = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+		CU_ASSERT_TRUE(done || WIFSIGNALED(status));
+	}
+	CU_ASSERT_TRUE(done);
+	CU_ASSERT_TRUE(same_adapter(out_dir("whole"), out_dir("killed")));
+}
+
+static void refusals(void)
+{
+	const char *data = token_file("refuse.safetensors");
+	struct moe_trainer_params p = params(data, out_dir("refuse"));
+	struct stop s = { 0 };
+
+	p.max_steps = 1;
+	p.resume = "";
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, NULL), MOE_ERR_ARG); /* nothing to resume */
+	p.resume = NULL;
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, NULL), MOE_OK);
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, NULL), MOE_ERR_ARG); /* would overwrite */
+	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "earlier run"));
+	p.overwrite = 1;
+	p.schedule = "zigzag";
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, NULL), MOE_ERR_ARG);
+	p.schedule = NULL;
+	p.data = "/nowhere";
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, NULL), MOE_ERR_IO);
+	p.data = data;
+	p.output_dir = "/proc/nowhere";
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, NULL), MOE_ERR_IO);
+}
+
+/* An absurd learning rate: the run stops, names the step, and what was saved before is finite. */
+static void diverges(void)
+{
+	const char *data = token_file("diverge.safetensors");
+	struct moe_trainer_params p = params(data, out_dir("diverge"));
+	struct stop s = { 0 };
+
+	p.max_steps = 30;
+	p.learning_rate = 1e38;
+	p.max_grad_norm = 0;
+	p.warmup_ratio = 0;
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, NULL), MOE_ERR_DIVERGED);
+	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "step"));
+	CU_ASSERT_FALSE(moe_path_exists(out_dir("diverge/adapter_model.safetensors")));
+}
+
+static void schedules(void)
+{
+	enum moe_schedule s;
+
+	CU_ASSERT_EQUAL(moe_schedule_parse(NULL, &s), MOE_OK);
+	CU_ASSERT_EQUAL(s, MOE_COSINE);
+	CU_ASSERT_EQUAL(moe_schedule_parse("nonsense", &s), MOE_ERR_ARG);
+	/* transformers: lr_lambda(step - 1) */
+	CU_ASSERT_DOUBLE_EQUAL(moe_schedule_factor(MOE_COSINE, 1, 100, 10), 0, 0);
+	CU_ASSERT_DOUBLE_EQUAL(moe_schedule_factor(MOE_COSINE, 6, 100, 10), 0.5, 1e-12);
+	CU_ASSERT_DOUBLE_EQUAL(moe_schedule_factor(MOE_COSINE, 11, 100, 10), 1, 1e-12);
+	CU_ASSERT_DOUBLE_EQUAL(moe_schedule_factor(MOE_COSINE, 56, 100, 10), 0.5, 1e-12);
+	CU_ASSERT_DOUBLE_EQUAL(moe_schedule_factor(MOE_LINEAR, 56, 100, 10), 0.5, 1e-12);
+	CU_ASSERT_DOUBLE_EQUAL(moe_schedule_factor(MOE_CONSTANT, 1, 100, 10), 1, 0);
+	CU_ASSERT_DOUBLE_EQUAL(moe_schedule_factor(MOE_CONSTANT_WARMUP, 6, 100, 10), 0.5, 1e-12);
+}
+
+/* Every pack once per epoch, in another order each epoch, the same for the same seed. */
+static void order(void)
+{
+	const char *path = token_file("order.safetensors");
+	struct moe_order_params p = { .batch_tokens = 64, .accumulation = 2, .seed = 5 };
+	struct moe_tokens *t;
+	struct moe_epoch a, b, c;
+	int seen[DOCS / 2] = { 0 };
+
+	CU_ASSERT_EQUAL_FATAL(moe_tokens_open(path, VOCAB, &t), MOE_OK);
+	CU_ASSERT_EQUAL_FATAL(moe_epoch_create(t, &p, 0, &a), MOE_OK);
+	CU_ASSERT_EQUAL_FATAL(moe_epoch_create(t, &p, 0, &b), MOE_OK);
+	CU_ASSERT_EQUAL_FATAL(moe_epoch_create(t, &p, 1, &c), MOE_OK);
+	CU_ASSERT_EQUAL(memcmp(a.pack, b.pack, sizeof(int64_t) * DOCS / 2), 0);
+	CU_ASSERT_NOT_EQUAL(memcmp(a.pack, c.pack, sizeof(int64_t) * DOCS / 2), 0);
+	for (int i = 0; i < DOCS / 2; i++)
+		seen[a.pack[i]]++;
+	for (int i = 0; i < DOCS / 2; i++)
+		CU_ASSERT_EQUAL(seen[i], 1);
+	CU_ASSERT_TRUE(moe_epoch_max_tokens(t, &a) <= MOE_MAX(64, t->max_row_tokens));
+	CU_ASSERT_EQUAL(a.n_steps, (a.n_micro + 1) / 2);
+	moe_epoch_free(&a), moe_epoch_free(&b), moe_epoch_free(&c);
+	moe_tokens_close(t);
+}
+
+const struct moe_test moe_suite_tests[] = {
+	{ "killed at random instants, then finished",
+	  killed }, /* first: forks before StarPU runs here */
+	{ "schedules", schedules },
+	{ "order of the data", order },
+	{ "resume gives the same bits", resume_same_bits },
+	{ "steps in flight give the same bits", pipelining_same_bits },
+	{ "refusals", refusals },
+	{ "diverging", diverges },
+	{ NULL, NULL },
+};
