@@ -161,7 +161,7 @@ enum moe_status moe_model_open(struct moe_engine *engine, const struct moe_model
 		return moe_fail(MOE_ERR_ARG, "out is NULL");
 	*out = NULL;
 	MOE_TRY(moe_engine_check(engine));
-	MOE_TRY(moe_kernels_select(NULL));
+	MOE_TRY(moe_kernels_select(moe_engine_isa(engine)));
 	m = moe_calloc(1, sizeof *m);
 	if (!m)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for a model");

@@ -31,6 +31,7 @@ static struct moe_trainee trainee_of(struct moe_model *m)
 				 .decoder = &m->decoder,
 				 .tensors = &m->tensors,
 				 .max_positions = m->arch.max_positions,
+				 .base = m->params.dir,
 				 .user = m,
 				 .reserve = reserve,
 				 .save_adapter = save_adapter };

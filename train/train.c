@@ -3,6 +3,7 @@
 
 #include "model/file.h"
 #include "model/state.h"
+#include "train/card.h"
 #include "train/log.h"
 #include "train/params.h"
 #include "train/schedule.h"
@@ -536,6 +537,22 @@ static void fill_result(struct run *r, struct moe_train_result *out)
 	}
 }
 
+static enum moe_status write_card(const struct run *r)
+{
+	struct moe_train_card card = {
+		.base = r->t->base,
+		.tokens = r->tokens,
+		.steps = r->progress.step,
+		.trained_tokens = r->progress.trained_tokens,
+		.first_loss = r->progress.first_loss,
+		.last_loss = r->last_loss,
+		.eval_loss = r->eval_loss,
+		.learning_rate = r->p->learning_rate > 0 ? r->p->learning_rate : 1e-4,
+	};
+
+	return moe_train_card_write(r->p->output_dir, &card);
+}
+
 enum moe_status moe_train_run(struct moe_trainee *t, const struct moe_trainer_params *p,
 			      moe_train_fn fn, void *user, struct moe_train_result *result)
 {
@@ -552,6 +569,8 @@ enum moe_status moe_train_run(struct moe_trainee *t, const struct moe_trainer_pa
 		st = t->save_adapter(t->user, p->output_dir);
 	if (st == MOE_OK)
 		st = moe_train_log_plot(&r.log, r.total_steps);
+	if (st == MOE_OK)
+		st = write_card(&r);
 	if (result && r.tokens)
 		fill_result(&r, result);
 	tear_down(&r);

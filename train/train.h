@@ -18,6 +18,7 @@ struct moe_trainee {
 	struct moe_decoder_slot *slot; /* [n_slots]; set by reserve */
 	int n_slots, T_max;
 	int64_t max_positions; /* of a document */
+	const char *base;      /* directory of the base model */
 	void *user;
 	/* slots for T tokens; may replace slot, n_slots, T_max. Nothing is outstanding. */
 	enum moe_status (*reserve)(struct moe_trainee *t, int T, int slots);

@@ -39,7 +39,8 @@ class BadInput(Case):
         header = json.loads(data[8 : 8 + size])
         name = next(n for n in header if n != "__metadata__")
         cases = [b"", b"abc", struct.pack("<Q", 1 << 63) + data[8:], struct.pack("<Q", len(data)) + data[8:]]
-        for change in ({"data_offsets": [0, 1 << 62]}, {"shape": [1 << 40, 1 << 40]}, {"dtype": "F9"}, {"shape": [-1, 4]}):
+        changes = [{"data_offsets": [0, 1 << 62]}, {"shape": [1 << 40, 1 << 40]}, {"dtype": "F9"}, {"shape": [-1, 4]}]
+        for change in changes:
             text = json.dumps({**header, name: {**header[name], **change}}).encode()
             cases.append(struct.pack("<Q", len(text)) + text + data[8 + size :])
         for number, content in enumerate(cases):
@@ -79,6 +80,9 @@ class BadInput(Case):
             self.assertIn(name, self.bad_training(2, data=self.write(name, "")))
         self.assertIn("absent.jsonl", self.bad_training(2, data=self.path("absent.jsonl")))
 
+    def test_data_flags_with_a_token_file(self):
+        self.assertIn("--train-on has no effect", self.bad_training(2, "--train-on", "all"))
+
     def test_ids_beyond_the_vocabulary(self):
         path = self.tokens()
         data = self.read("train.safetensors").replace(b'"2048"', b'"9999"')
@@ -95,7 +99,8 @@ class BadInput(Case):
         self.write("file", "")
         for folder in (self.path("file"), self.path("file", "out"), "/proc/moesaic"):
             self.out = folder
-            self.assertIn(folder if folder != self.path("file", "out") else "file", self.bad(2, *self.train_arguments()))
+            line = self.bad(2, *self.train_arguments())
+            self.assertIn(folder.removesuffix("/out"), line)
 
     def test_output_with_results(self):
         os.mkdir(self.out)

@@ -5,7 +5,7 @@ import unittest
 
 from support import Case
 
-COMMANDS = ["train", "data", "eval", "generate"]
+COMMANDS = ["train", "data", "eval", "generate", "estimate"]
 
 
 class Flags(Case):

@@ -8,11 +8,13 @@
 extern const struct command command_train, command_data, command_eval, command_generate,
 	command_estimate;
 
-extern const struct option_group train_groups[];
+extern const struct option train_what[], train_method[], train_optimisation[], train_course[],
+	train_machine_training[];
 extern const struct option options_data[];    /* how rows become tokens */
 extern const struct option options_machine[]; /* threads, NUMA, memory */
 extern const struct option options_general[]; /* config, quiet, json */
 
-int train_resolve(struct settings *s); /* defaults that depend on other settings */
+/* Defaults that depend on other settings, without those of the data. */
+int train_resolve_method(struct settings *s);
 
 #endif

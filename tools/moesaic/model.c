@@ -9,8 +9,7 @@
 
 #define HANDLE_BYTES 4096 /* of StarPU, measured */
 
-/* -1: not a valid value */
-static int parts(const struct settings *s)
+int tool_model_parts(const struct settings *s)
 {
 	const char *text = settings_text(s, "numa");
 	char *end;
@@ -44,7 +43,7 @@ int tool_model_check(const struct settings *s)
 
 	if (!rc && settings_has(s, "adapter"))
 		rc = check_folder("adapter", settings_text(s, "adapter"), "adapter_config.json");
-	if (!rc && parts(s) < 0)
+	if (!rc && tool_model_parts(s) < 0)
 		rc = cli_fail(CLI_USAGE, "--numa %s: expected auto, off or a number of parts",
 			      settings_text(s, "numa"));
 	return rc;
@@ -68,7 +67,7 @@ static int open_both(struct tool_model *m, const struct settings *s, struct moe_
 	struct moe_engine_params engine = {
 		.struct_size = sizeof engine,
 		.workers = (int)settings_int(s, "threads"),
-		.parts = parts(s),
+		.parts = tool_model_parts(s),
 		.policy = settings_text(s, "policy"),
 	};
 	enum moe_status st = moe_engine_open(&engine, &m->engine);
@@ -116,10 +115,15 @@ static int settle_rank(struct settings *s, const char *flag, int rank)
 	return settings_set(s, flag, &item, 1);
 }
 
-int tool_model_open_training(struct tool_model *m, struct settings *s)
+char *tool_model_params(const struct settings *s, struct moe_model_params *p)
 {
 	char *targets = settings_joined(s, "lora-target");
-	struct moe_model_params p = {
+	bool by_rows = settings_has(s, "batch-size");
+
+	*p = (struct moe_model_params){
+		.struct_size = sizeof *p,
+		.dir = settings_text(s, "model"),
+		.adapter = settings_text(s, "adapter"),
 		.lora_rank = (int)settings_int(s, "lora-rank"),
 		.expert_rank = (int)settings_int(s, "expert-lora-rank"),
 		.lora_alpha = settings_real(s, "lora-alpha"),
@@ -128,9 +132,15 @@ int tool_model_open_training(struct tool_model *m, struct settings *s)
 		.rslora = settings_on(s, "rslora"),
 		.seed = (uint64_t)settings_int(s, "seed"),
 		.aux_coef = settings_real(s, "aux-loss"),
-		.max_tokens =
-			settings_has(s, "batch-size") ? 0 : (int)settings_int(s, "batch-tokens"),
+		.max_tokens = by_rows ? 0 : (int)settings_int(s, "batch-tokens"),
 	};
+	return targets;
+}
+
+int tool_model_open_training(struct tool_model *m, struct settings *s)
+{
+	struct moe_model_params p;
+	char *targets = tool_model_params(s, &p);
 	int rc = open_both(m, s, &p);
 
 	free(targets);

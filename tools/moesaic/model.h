@@ -19,6 +19,11 @@ int tool_model_check(const struct settings *s);
 int tool_model_open_inference(struct tool_model *m, const struct settings *s, int64_t max_tokens);
 /* With the method's flags; writes what the adapter decided back into them. */
 int tool_model_open_training(struct tool_model *m, struct settings *s);
+/* The parameters that the method's flags mean, and the text that lora_targets points to: free it.
+ */
+char *tool_model_params(const struct settings *s, struct moe_model_params *p);
+/* --numa: 0 for auto, -1 for no valid value. */
+int tool_model_parts(const struct settings *s);
 void tool_model_close(struct tool_model *m);
 /* Trainable parameters by group, PEFT's line, memory. */
 void tool_model_describe(const struct tool_model *m, const struct settings *s, FILE *to);

@@ -5,7 +5,7 @@
 
 #define BIG 2147483647.0
 
-static const struct option what[] = {
+const struct option train_what[] = {
 	{ "model", OPTION_TEXT, OPTION_COMMON | OPTION_REQUIRED, "DIR", NULL,
 	  "Hugging Face checkpoint folder", 0, 0, "model-name-or-path", NULL },
 	{ "data", OPTION_LIST, OPTION_COMMON, "FILE...", NULL,
@@ -51,7 +51,7 @@ const struct option options_data[] = {
 	{ .name = NULL },
 };
 
-static const struct option method[] = {
+const struct option train_method[] = {
 	{ "method", OPTION_CHOICE, 0, "lora|full|hybrid|freeze", "lora", "what is trained", 0, 0,
 	  "finetuning-type", "lora" },
 	{ "lora-rank", OPTION_INT, OPTION_COMMON, "N", "16", "rank of the adapter", 1, 65536,
@@ -75,7 +75,7 @@ static const struct option method[] = {
 	{ .name = NULL },
 };
 
-static const struct option optimisation[] = {
+const struct option train_optimisation[] = {
 	{ "learning-rate", OPTION_REAL, OPTION_COMMON | OPTION_ABOVE_ZERO, "X", "1e-4",
 	  "highest learning rate", 0, 0, "", NULL },
 	{ "lr-scheduler-type", OPTION_CHOICE, 0, "cosine|linear|constant|constant_with_warmup",
@@ -107,7 +107,7 @@ static const struct option optimisation[] = {
 	{ .name = NULL },
 };
 
-static const struct option course[] = {
+const struct option train_course[] = {
 	{ "logging-steps", OPTION_INT, 0, "N", "1", "a log line every N steps", 1, BIG, "", NULL },
 	{ "eval-steps", OPTION_INT, 0, "N", NULL, "evaluate every N steps (each epoch)", 1, BIG, "",
 	  NULL },
@@ -147,22 +147,10 @@ const struct option options_general[] = {
 	{ .name = NULL },
 };
 
-static const struct option machine_training[] = {
+const struct option train_machine_training[] = {
 	{ "recompute", OPTION_CHOICE, 0, "auto|never|always", "auto", "of activations", 0, 0, "",
 	  "auto" },
 	{ "pipeline", OPTION_CHOICE, 0, "overlap|sequential", "overlap", "of steps", 0, 0, "",
 	  NULL },
 	{ .name = NULL },
-};
-
-const struct option_group train_groups[] = {
-	{ "What", what },
-	{ "Data", options_data },
-	{ "Method", method },
-	{ "Optimisation", optimisation },
-	{ "Run", course },
-	{ "Machine", options_machine },
-	{ "Schedule", machine_training },
-	{ "General", options_general },
-	{ NULL, NULL },
 };

@@ -157,7 +157,7 @@ static int resolve_targets(struct settings *s)
 }
 
 /* Defaults that depend on other settings; alpha stays open where ranks differ: it follows each. */
-int train_resolve(struct settings *s)
+int train_resolve_method(struct settings *s)
 {
 	int64_t rank = settings_int(s, "lora-rank");
 	int rc;
@@ -169,8 +169,7 @@ int train_resolve(struct settings *s)
 			set_number(s, "lora-alpha", 2 * rank);
 	}
 	rc = settings_exclusive(s, "batch-size", "batch-tokens");
-	rc = rc ? rc : resolve_targets(s);
-	return rc ? rc : dataset_resolve(s);
+	return rc ? rc : resolve_targets(s);
 }
 
 static void fill_params(const struct training *t, struct moe_trainer_params *p)
@@ -325,8 +324,9 @@ static int train(struct training *t)
 static int prepare(struct training *t)
 {
 	enum token_report report = settings_on(t->s, "json") ? REPORT_STDERR : REPORT_STDOUT;
-	int rc = train_resolve(t->s);
+	int rc = train_resolve_method(t->s);
 
+	rc = rc ? rc : dataset_resolve(t->s);
 	if (!rc && !settings_has(t->s, "data"))
 		rc = cli_fail(CLI_USAGE, "--data FILE... is missing");
 	rc = rc ? rc : tool_model_check(t->s);
@@ -352,9 +352,21 @@ static int run(struct settings *s, int argc, char **argv)
 	return rc;
 }
 
+static const struct option_group groups[] = {
+	{ "What", train_what },
+	{ "Data", options_data },
+	{ "Method", train_method },
+	{ "Optimisation", train_optimisation },
+	{ "Run", train_course },
+	{ "Machine", options_machine },
+	{ "Schedule", train_machine_training },
+	{ "General", options_general },
+	{ NULL, NULL },
+};
+
 const struct command command_train = {
 	.name = "train",
 	.summary = "fine-tune a model",
-	.groups = train_groups,
+	.groups = groups,
 	.run = run,
 };
