@@ -50,7 +50,11 @@ static enum moe_status lora_from_params(struct moe_model *m)
 	m->lora.rslora = p->rslora;
 	if (!m->arch.n_experts)
 		m->lora.rank[MOE_ADAPTER_EXPERTS] = 0;
-	return MOE_OK;
+	for (int i = 0; i < MOE_ADAPTER_TARGETS; i++)
+		if (m->lora.rank[i])
+			return MOE_OK;
+	return moe_fail(MOE_ERR_ARG, "no target matched: lora_targets \"%s\" names nothing in this %s model",
+			p->lora_targets ? p->lora_targets : "(default)", m->arch.name);
 }
 
 enum moe_status moe_model_plan_lora(struct moe_model *m, const struct moe_adapter *adapter)

@@ -152,3 +152,21 @@ void moe_eval_result_free(struct moe_eval_result *r)
 	r->doc_loss = NULL;
 	r->doc_tokens = NULL;
 }
+
+enum moe_status moe_token_file_info(const char *token_file, struct moe_token_file_info *info)
+{
+	struct moe_tokens *t;
+
+	if (!token_file || !info || info->struct_size < sizeof *info)
+		return moe_fail(MOE_ERR_ARG, "token file info: a path and struct_size are needed");
+	MOE_TRY(moe_tokens_open(token_file, INT32_MAX, &t)); /* no model here: any id */
+	*info = (struct moe_token_file_info){ .struct_size = sizeof *info,
+					      .tokens = t->n_tokens,
+					      .trained_tokens = t->n_trained,
+					      .documents = t->n_docs,
+					      .packs = t->n_rows,
+					      .longest_document = t->max_doc_tokens,
+					      .longest_pack = t->max_row_tokens };
+	moe_tokens_close(t);
+	return MOE_OK;
+}

@@ -112,7 +112,7 @@ int main(int argc, char **argv)
 		{ NULL, 0, NULL, 0 },
 	};
 	struct moe_engine_params ep = { .struct_size = sizeof ep };
-	struct moe_model_params mp = { .struct_size = sizeof mp, .max_tokens = 1 };
+	struct moe_model_params mp = { .struct_size = sizeof mp };
 	struct moe_trainer_params tp = { .struct_size = sizeof tp,
 					 .overwrite = 1,
 					 .keep_order = 1,
@@ -123,6 +123,7 @@ int main(int argc, char **argv)
 	struct moe_observer observer = { .executed = executed };
 	struct moe_train_result result = { .struct_size = sizeof result };
 	struct moe_engine_info info = { .struct_size = sizeof info };
+	struct moe_token_file_info file = { .struct_size = sizeof file };
 	struct moe_engine *engine;
 	struct moe_model *model;
 	double both = 0, different = 0;
@@ -159,6 +160,9 @@ int main(int argc, char **argv)
 	mp.dir = argv[optind];
 	tp.data = argv[optind + 1];
 	tp.output_dir = argv[optind + 2];
+	if (moe_token_file_info(tp.data, &file))
+		return fail(tp.data);
+	mp.max_tokens = (int)file.longest_pack;
 	if (moe_engine_open(&ep, &engine) || moe_engine_observe(engine, &observer))
 		return fail("engine");
 	if (moe_model_open(engine, &mp, &model))

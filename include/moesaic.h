@@ -402,6 +402,13 @@ MOE_API enum moe_status moe_train(struct moe_model *model, const struct moe_trai
 /* Tokens that each expert of a layer saw in the last moe_train; counts [E]. MOE_ERR_ARG: no MoE layer. */
 MOE_API enum moe_status moe_train_expert_tokens(struct moe_model *model, int layer, int64_t *counts, int n);
 
+/* What a token file holds; max_tokens of a model that trains on it follows from this. */
+struct moe_token_file_info {
+	size_t struct_size;
+	int64_t tokens, trained_tokens, documents, packs, longest_document, longest_pack;
+};
+MOE_API enum moe_status moe_token_file_info(const char *token_file, struct moe_token_file_info *info);
+
 /* Mean loss over a token file: sum of -log p over its trained tokens. */
 struct moe_eval_result {
 	size_t struct_size;

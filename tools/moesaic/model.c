@@ -137,11 +137,35 @@ char *tool_model_params(const struct settings *s, struct moe_model_params *p)
 	return targets;
 }
 
-int tool_model_open_training(struct tool_model *m, struct settings *s)
+/* Tokens of the largest micro-batch that the file gives: activations are sized by it. */
+static int largest_micro_batch(const struct settings *s, const char *token_file, int *tokens)
+{
+	struct moe_token_file_info info = { .struct_size = sizeof info };
+	int64_t n;
+	int rc = cli_status(moe_token_file_info(token_file, &info));
+
+	if (rc)
+		return rc;
+	if (settings_has(s, "batch-size"))
+		n = settings_int(s, "batch-size") * info.longest_pack;
+	else
+		n = settings_int(s, "batch-tokens");
+	if (n > info.tokens)
+		n = info.tokens;
+	if (n < info.longest_pack)
+		n = info.longest_pack;
+	*tokens = n > INT32_MAX / 64 ? INT32_MAX / 64 : (int)n;
+	return 0;
+}
+
+int tool_model_open_training(struct tool_model *m, struct settings *s, const char *token_file)
 {
 	struct moe_model_params p;
 	char *targets = tool_model_params(s, &p);
-	int rc = open_both(m, s, &p);
+	int rc = largest_micro_batch(s, token_file, &p.max_tokens);
+
+	if (!rc)
+		rc = open_both(m, s, &p);
 
 	free(targets);
 	if (!rc && settings_has(s, "adapter")) {

@@ -18,7 +18,7 @@ int tool_model_check(const struct settings *s);
 /* max_tokens 0: the library's default. Prints its own errors. */
 int tool_model_open_inference(struct tool_model *m, const struct settings *s, int64_t max_tokens);
 /* With the method's flags; writes what the adapter decided back into them. */
-int tool_model_open_training(struct tool_model *m, struct settings *s);
+int tool_model_open_training(struct tool_model *m, struct settings *s, const char *token_file);
 /* The parameters that the method's flags mean, and the text that lora_targets points to: free it.
  */
 char *tool_model_params(const struct settings *s, struct moe_model_params *p);

@@ -299,7 +299,7 @@ static int train(struct training *t)
 	int rc;
 
 	interrupt_remember();
-	rc = tool_model_open_training(&t->model, t->s);
+	rc = tool_model_open_training(&t->model, t->s, t->data);
 	if (rc)
 		return rc;
 	progress_open(&t->progress, t->s);
