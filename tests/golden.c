@@ -97,6 +97,7 @@ static double *doubles(struct run *g, const char *name, int64_t *n)
 	for (int64_t i = 0; i < *n; i++) {
 		const char *p = (const char *)t->data + (size_t)i * moe_dtype_size(t->dtype);
 		int32_t i32;
+		int64_t i64;
 		float f;
 
 		if (t->dtype == MOE_F64)
@@ -104,6 +105,9 @@ static double *doubles(struct run *g, const char *name, int64_t *n)
 		else if (t->dtype == MOE_I32) {
 			memcpy(&i32, p, sizeof i32);
 			d[i] = i32;
+		} else if (t->dtype == MOE_I64) {
+			memcpy(&i64, p, sizeof i64);
+			d[i] = (double)i64;
 		} else {
 			moe_to_f32(&f, p, t->dtype, 1);
 			d[i] = f;
@@ -260,7 +264,7 @@ static bool read_config(struct run *g)
 	return g->ok;
 }
 
-static bool create_block(struct run *g, struct moe_engine *e, bool lora)
+static bool create_block(struct run *g, struct moe_engine *e, bool lora, bool grads)
 {
 	struct moe_block_params p = {
 		.struct_size = sizeof p,
@@ -275,7 +279,7 @@ static bool create_block(struct run *g, struct moe_engine *e, bool lora)
 		.lora_rank = lora ? (int)g->rank : 0,
 		.lora_alpha = (float)(g->scaling * (double)g->rank),
 		.lora_share_a = g->peft,
-		.base_gradients = lora && !g->peft,
+		.base_gradients = grads && !g->peft,
 		.weight_dtype = MOE_F32,
 		.expected_tokens = (int)g->T,
 		.group_size = g->o->group_size,
@@ -716,13 +720,13 @@ static void check_all_used(struct run *g)
 
 static void run_all(struct run *g, struct moe_engine *e)
 {
-	if (!create_block(g, e, false))
+	if (!create_block(g, e, false, false))
 		return;
 	set_weights(g);
 	check_lora_free(g);
 	moe_block_destroy(g->block);
 	g->block = NULL;
-	if (!g->tie && g->ok && create_block(g, e, g->rank > 0)) {
+	if (!g->tie && g->ok && create_block(g, e, g->rank > 0, true)) {
 		set_weights(g);
 		check_forward_backward(g);
 		if (g->train && find(g, "train_losses"))
