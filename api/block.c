@@ -31,11 +31,12 @@ static enum moe_status check_params(const struct moe_block_params *p)
 	if (24.0 * p->experts * p->intermediate * p->hidden > MAX_BYTES ||
 	    24.0 * p->experts * MOE_MAX(p->intermediate, p->hidden) * p->lora_rank > MAX_BYTES ||
 	    24.0 * widest * p->hidden > MAX_BYTES)
-		return moe_fail(MOE_ERR_NOFIT,
-				"a block of %d experts, hidden %d, intermediate %d, shared %d, rank %d "
-				"is too large",
-				p->experts, p->hidden, p->intermediate, p->shared_intermediate,
-				p->lora_rank);
+		return moe_fail(
+			MOE_ERR_NOFIT,
+			"a block of %d experts, hidden %d, intermediate %d, shared %d, rank %d "
+			"is too large",
+			p->experts, p->hidden, p->intermediate, p->shared_intermediate,
+			p->lora_rank);
 	if (moe_dtype_size(p->weight_dtype) < 2 || p->weight_dtype > MOE_F64)
 		return moe_fail(MOE_ERR_ARG, "weight_dtype %s is not a float type",
 				moe_dtype_name(p->weight_dtype));
@@ -313,7 +314,8 @@ static struct moe_moe_pass pass_of(struct moe_block *b)
 	};
 }
 
-/* Orders the loads of x after everything of earlier passes that reads it without naming its blocks. */
+/* Orders the loads of x after everything of earlier passes that reads it without naming its blocks.
+ */
 static enum moe_status begin_x(const struct moe_context *c, struct moe_block *b)
 {
 	struct moe_tensor *users = b->stream[MOE_BLOCK_X].users;
@@ -398,8 +400,10 @@ static enum moe_status forward(struct moe_block *b, const struct moe_array *x,
 	/* the last pass may still read ids and weights, and its late tasks the old T */
 	if (!b->layer.router || b->tokens != T)
 		MOE_TRY(moe_ticket_wait(b->ticket));
-	if (b->tokens != T)
+	if (b->tokens != T) {
 		moe_experts_state_bind(&b->state, &b->layer, &b->scratch, 0, T);
+		b->state.grad_out = b->stream[MOE_BLOCK_GRAD_OUT].data; /* while no task reads it */
+	}
 	b->tokens = T;
 	if (!b->layer.router)
 		take_routing(b, ids, weights, T);

@@ -18,8 +18,8 @@ static struct moe_engine *_Atomic singleton;
 static _Thread_local struct moe_engine *dry_engine; /* of this thread: it alone may use it */
 
 /* Policies under which a worker mask was seen to hold on 1.3.10 and 1.4 (notes/starpu.md 1.2). */
-static const char *const mask_policies[] = { "eager", "prio", "lws", "ws", "random",
-					     "dm",    "dmda", "dmdas" };
+static const char *const mask_policies[] = { "eager",  "prio", "lws",  "ws",
+					     "random", "dm",   "dmda", "dmdas" };
 
 bool moe_engine_policy_obeys_masks(const char *policy)
 {
@@ -98,10 +98,14 @@ static enum moe_status ensure_starpu_home(void)
 		return MOE_OK;
 	snprintf(dir, sizeof dir, "/tmp/moesaic-starpu-%u", (unsigned)geteuid());
 	if (!can_write(dir))
-		return moe_fail(MOE_ERR_CONFIG,
-				"StarPU needs a folder to write to, but neither %s nor %s is writable; "
-				"set STARPU_HOME",
-				models ? models : home ? home : "HOME (unset)", dir);
+		return moe_fail(
+			MOE_ERR_CONFIG,
+			"StarPU needs a folder to write to, but neither %s nor %s is writable; "
+			"set STARPU_HOME",
+			models ? models
+			: home ? home
+			       : "HOME (unset)",
+			dir);
 	setenv("STARPU_HOME", dir, 1);
 	unsetenv("STARPU_PERF_MODEL_DIR");
 	return MOE_OK;
@@ -114,16 +118,18 @@ static enum moe_status check_workers(struct moe_engine *e, int *workers)
 	if (*workers < 0)
 		return moe_fail(MOE_ERR_ARG, "workers is %d; 0 means one per core", *workers);
 	if (*workers > max)
-		return moe_fail(MOE_ERR_CONFIG,
-				"%d workers asked for, but this StarPU (%d.%d) was built for at most %d; "
-				"scripts/build-starpu builds one with raised limits",
-				*workers, STARPU_MAJOR_VERSION, STARPU_MINOR_VERSION, max);
+		return moe_fail(
+			MOE_ERR_CONFIG,
+			"%d workers asked for, but this StarPU (%d.%d) was built for at most %d; "
+			"scripts/build-starpu builds one with raised limits",
+			*workers, STARPU_MAJOR_VERSION, STARPU_MINOR_VERSION, max);
 	if (*workers)
 		return MOE_OK;
 	*workers = MOE_MIN(e->topology.cpus, max);
 	if (e->topology.cpus > max)
 		moe_log(MOE_LOG_WARNING,
-			"only %d of %d cores are used: this StarPU was built for at most %d workers; "
+			"only %d of %d cores are used: this StarPU was built for at most %d "
+			"workers; "
 			"scripts/build-starpu builds one with raised limits",
 			max, e->topology.cpus, max);
 	return MOE_OK;
@@ -180,15 +186,16 @@ static enum moe_status start_starpu(struct moe_engine *e, int workers)
 	conf.nopencl = 0;
 	MOE_TRY(init_starpu(&conf, &rc));
 	if (rc)
-		return moe_fail(MOE_ERR_CONFIG, "StarPU does not start with %d workers: %s", workers,
-				strerror(-rc));
+		return moe_fail(MOE_ERR_CONFIG, "StarPU does not start with %d workers: %s",
+				workers, strerror(-rc));
 	starpu_profiling_status_set(STARPU_PROFILING_DISABLE);
 	e->n_workers = (int)starpu_cpu_worker_get_count();
 	if (e->n_workers != workers) {
 		int got = e->n_workers;
 
 		starpu_shutdown();
-		return moe_fail(MOE_ERR_CONFIG, "StarPU started %d workers instead of %d", got, workers);
+		return moe_fail(MOE_ERR_CONFIG, "StarPU started %d workers instead of %d", got,
+				workers);
 	}
 	e->min_priority = starpu_sched_get_min_priority();
 	e->max_priority = starpu_sched_get_max_priority();
@@ -202,8 +209,8 @@ static enum moe_status parts_from_specs(const struct moe_engine *e,
 		struct moe_part *part = &parts[p];
 
 		if (specs[p].node < 0 || specs[p].node >= e->topology.nodes)
-			return moe_fail(MOE_ERR_CONFIG, "part %d is on NUMA node %d; there are %d", p,
-					specs[p].node, e->topology.nodes);
+			return moe_fail(MOE_ERR_CONFIG, "part %d is on NUMA node %d; there are %d",
+					p, specs[p].node, e->topology.nodes);
 		if (specs[p].n_workers < 1 || !specs[p].workers)
 			return moe_fail(MOE_ERR_CONFIG, "part %d has no workers", p);
 		part->node = specs[p].node;
@@ -211,10 +218,12 @@ static enum moe_status parts_from_specs(const struct moe_engine *e,
 			int w = specs[p].workers[i];
 
 			if (w < 0 || w >= e->n_workers)
-				return moe_fail(MOE_ERR_CONFIG, "part %d names worker %d; there are %d",
-						p, w, e->n_workers);
+				return moe_fail(MOE_ERR_CONFIG,
+						"part %d names worker %d; there are %d", p, w,
+						e->n_workers);
 			if (part->mask[w / 32] >> (w % 32) & 1)
-				return moe_fail(MOE_ERR_CONFIG, "part %d names worker %d twice", p, w);
+				return moe_fail(MOE_ERR_CONFIG, "part %d names worker %d twice", p,
+						w);
 			part->mask[w / 32] |= 1u << (w % 32);
 			part->n_workers++;
 		}
@@ -234,8 +243,8 @@ static int node_of_worker(const struct moe_engine *e, int w)
 
 /*
  * With at least as many nodes that have workers as parts, a part is a node; otherwise workers are
- * dealt out by index, and a part's memory is on a node of its own or, where nodes are too few, on its
- * first worker's. Never leaves a part without a worker.
+ * dealt out by index, and a part's memory is on a node of its own or, where nodes are too few, on
+ * its first worker's. Never leaves a part without a worker.
  */
 static void parts_from_topology(struct moe_engine *e)
 {
@@ -290,10 +299,11 @@ static enum moe_status make_parts(struct moe_engine *e, const struct moe_engine_
 		parts_from_topology(e);
 	if (e->n_parts > 1 && params->placement == MOE_PLACEMENT_STRICT &&
 	    !moe_engine_policy_obeys_masks(e->policy))
-		return moe_fail(MOE_ERR_CONFIG,
-				"policy \"%s\" is not known to keep tasks on their part's workers; use one "
-				"of eager prio lws ws dmda dmdas, soft placement, or one part",
-				e->policy);
+		return moe_fail(
+			MOE_ERR_CONFIG,
+			"policy \"%s\" is not known to keep tasks on their part's workers; use one "
+			"of eager prio lws ws dmda dmdas, soft placement, or one part",
+			e->policy);
 	return MOE_OK;
 }
 
@@ -346,7 +356,8 @@ static void *idle_main(void *arg)
 
 			clock_gettime(CLOCK_REALTIME, &until);
 			until.tv_nsec += (long)e->params.idle_spin_us % 1000000 * 1000;
-			until.tv_sec += e->params.idle_spin_us / 1000000 + until.tv_nsec / 1000000000;
+			until.tv_sec +=
+				e->params.idle_spin_us / 1000000 + until.tv_nsec / 1000000000;
 			until.tv_nsec %= 1000000000;
 			rc = pthread_cond_timedwait(&e->idle_changed, &e->idle_lock, &until);
 			if (rc != ETIMEDOUT || e->closing || must_run(e))
@@ -409,8 +420,9 @@ static enum moe_status check_params(const struct moe_engine_params *p)
 		return moe_fail(MOE_ERR_ARG, "engine params: struct_size is %zu, %zu expected",
 				p ? p->struct_size : 0, sizeof *p);
 	if (p->parts < 0 || p->parts > MOE_MAX_PARTS)
-		return moe_fail(MOE_ERR_ARG, "parts is %d; 0 (one per NUMA node) to %d are possible",
-				p->parts, MOE_MAX_PARTS);
+		return moe_fail(MOE_ERR_ARG,
+				"parts is %d; 0 (one per NUMA node) to %d are possible", p->parts,
+				MOE_MAX_PARTS);
 	if (p->part_specs && !p->parts)
 		return moe_fail(MOE_ERR_ARG, "part_specs needs parts");
 	if ((unsigned)p->placement > MOE_PLACEMENT_SOFT)
@@ -429,8 +441,8 @@ static enum moe_status check_same(const struct moe_engine *e, const struct moe_e
 		return moe_fail(MOE_ERR_CONFIG, "the engine is open with %d workers, not %d",
 				e->n_workers, p->workers);
 	if (p->parts && p->parts != e->n_parts)
-		return moe_fail(MOE_ERR_CONFIG, "the engine is open with %d parts, not %d", e->n_parts,
-				p->parts);
+		return moe_fail(MOE_ERR_CONFIG, "the engine is open with %d parts, not %d",
+				e->n_parts, p->parts);
 	if (strcmp(policy, e->policy))
 		return moe_fail(MOE_ERR_CONFIG, "the engine is open with policy \"%s\", not \"%s\"",
 				e->policy, policy);
@@ -448,8 +460,8 @@ static enum moe_status check_same(const struct moe_engine *e, const struct moe_e
 	MOE_TRY(parts_from_specs(e, p->part_specs, parts));
 	for (int i = 0; i < e->n_parts; i++)
 		if (memcmp(&parts[i], &e->parts[i], sizeof *parts))
-			return moe_fail(MOE_ERR_CONFIG, "the engine is open with another part_specs[%d]",
-					i);
+			return moe_fail(MOE_ERR_CONFIG,
+					"the engine is open with another part_specs[%d]", i);
 	return MOE_OK;
 }
 
@@ -547,8 +559,9 @@ enum moe_status moe_engine_open(const struct moe_engine_params *params, struct m
 	MOE_TRY(check_params(params));
 	e = singleton;
 	if (e && e->pid != getpid()) /* before the lock, which a lost thread may have held */
-		return moe_fail(MOE_ERR_FORKED, "this process was forked while the engine was open; "
-						"StarPU cannot be used in it");
+		return moe_fail(MOE_ERR_FORKED,
+				"this process was forked while the engine was open; "
+				"StarPU cannot be used in it");
 	if (e)
 		MOE_TRY(moe_engine_check_not_task("opening"));
 	pthread_mutex_lock(&singleton_lock);
@@ -578,8 +591,8 @@ enum moe_status moe_engine_open_dry(int parts, int workers, struct moe_engine **
 		return moe_fail(MOE_ERR_NOMEM, "no memory for the engine");
 	if (dry_engine || parts < 1 || parts > MOE_MAX_PARTS || workers < 1) {
 		moe_free(e);
-		return moe_fail(MOE_ERR_ARG, "%d parts, %d workers; 1 to %d parts are possible", parts,
-				workers, MOE_MAX_PARTS);
+		return moe_fail(MOE_ERR_ARG, "%d parts, %d workers; 1 to %d parts are possible",
+				parts, workers, MOE_MAX_PARTS);
 	}
 	init_lock(&e->lock);
 	pthread_mutex_init(&e->idle_lock, NULL);
@@ -616,8 +629,9 @@ enum moe_status moe_engine_check(const struct moe_engine *e)
 	if (e != singleton) /* never looked into: it may be gone */
 		return moe_fail(MOE_ERR_ARG, "this engine is not open; was it closed already?");
 	if (e->pid != getpid())
-		return moe_fail(MOE_ERR_FORKED, "the engine belongs to process %d; StarPU cannot be "
-						"used after fork",
+		return moe_fail(MOE_ERR_FORKED,
+				"the engine belongs to process %d; StarPU cannot be "
+				"used after fork",
 				(int)e->pid);
 	return MOE_OK;
 }
@@ -660,8 +674,9 @@ enum moe_status moe_engine_close(struct moe_engine *e)
 		goto out;
 	}
 	if (e->n_tensors) {
-		st = moe_fail(MOE_ERR_STATE, "%lld tensors are still registered: destroy models and "
-					     "blocks before the engine",
+		st = moe_fail(MOE_ERR_STATE,
+			      "%lld tensors are still registered: destroy models and "
+			      "blocks before the engine",
 			      (long long)e->n_tensors);
 		goto out;
 	}
@@ -721,7 +736,8 @@ enum moe_status moe_engine_observe(struct moe_engine *e, const struct moe_observ
 	MOE_TRY(moe_engine_lock(e));
 	e->observed++;
 	if (atomic_load(&e->outstanding))
-		st = moe_fail(MOE_ERR_BUSY, "tasks are outstanding; wait before changing the observer");
+		st = moe_fail(MOE_ERR_BUSY,
+			      "tasks are outstanding; wait before changing the observer");
 	else if (observer)
 		e->observer = *observer;
 	else
@@ -778,7 +794,8 @@ static enum moe_status wait_count(struct moe_engine *e, atomic_llong *count)
 	while (atomic_load(count) > 0) {
 		if (e->held && !e->draining) {
 			pthread_mutex_unlock(&e->idle_lock);
-			return moe_fail(MOE_ERR_STATE, "waiting would never end: the engine is held");
+			return moe_fail(MOE_ERR_STATE,
+					"waiting would never end: the engine is held");
 		}
 		pthread_cond_wait(&e->idle_changed, &e->idle_lock);
 	}
@@ -801,8 +818,7 @@ enum moe_status moe_ticket_wait(struct moe_ticket *t)
 
 void moe_ticket_drain(struct moe_ticket *t)
 {
-	if (moe_engine_check(t->engine) == MOE_OK &&
-	    moe_engine_check_not_task("waiting") == MOE_OK)
+	if (moe_engine_check(t->engine) == MOE_OK && moe_engine_check_not_task("waiting") == MOE_OK)
 		drain(t->engine, &t->outstanding);
 }
 
@@ -828,7 +844,8 @@ void moe_ticket_destroy(struct moe_ticket *t)
 	moe_free(t);
 }
 
-/* Under e->lock. Running tasks keep what they have: it is given back when nothing is outstanding. */
+/* Under e->lock. Running tasks keep what they have: it is given back when nothing is outstanding.
+ */
 static enum moe_status grow_scratch(struct moe_engine *e, size_t bytes)
 {
 	void **grown;
@@ -894,7 +911,8 @@ enum moe_status moe_engine_check_running(struct moe_engine *e)
 	pthread_mutex_lock(&e->idle_lock);
 	held = e->held && !e->draining;
 	pthread_mutex_unlock(&e->idle_lock);
-	return held ? moe_fail(MOE_ERR_STATE, "waiting would never end: the engine is held") : MOE_OK;
+	return held ? moe_fail(MOE_ERR_STATE, "waiting would never end: the engine is held")
+		    : MOE_OK;
 }
 
 int moe_engine_parts(const struct moe_engine *e)

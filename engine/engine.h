@@ -28,8 +28,8 @@ struct moe_access {
 /* name is copied; shown in error texts. bytes and part are for the plan and traces only. */
 enum moe_status moe_tensor_create(struct moe_engine *e, const char *name, size_t bytes, int part,
 				  struct moe_tensor **out);
-/* Waits for the tasks that use it (StarPU unregisters synchronously), also while the engine is held:
- * the workers run meanwhile. Never from a task. NULL accepted. */
+/* Waits for the tasks that use it (StarPU unregisters synchronously), also while the engine is
+ * held: the workers run meanwhile. Never from a task. NULL accepted. */
 void moe_tensor_destroy(struct moe_tensor *t);
 /* As if a task had written it: for data that the caller fills before any task runs. */
 void moe_tensor_set_initialised(struct moe_tensor *t);
@@ -81,8 +81,8 @@ enum moe_status moe_engine_reserve_scratch(struct moe_engine *e, size_t bytes);
 
 /*
  * An engine that computes nothing: tensors and tasks are counted, memory is address space only. For
- * estimates; not the process's engine, needs no StarPU, any number of parts. One at a time in a thread,
- * used by that thread only. Close with moe_engine_close, after the objects on it.
+ * estimates; not the process's engine, needs no StarPU, any number of parts. One at a time in a
+ * thread, used by that thread only. Close with moe_engine_close, after the objects on it.
  */
 struct moe_dry_counts {
 	int64_t handles, tasks, kinds[128]; /* kinds: tasks by tag.kind */
@@ -101,7 +101,7 @@ int moe_engine_parts(const struct moe_engine *e);
 int moe_engine_workers(const struct moe_engine *e);
 int64_t moe_engine_outstanding(const struct moe_engine *e);
 enum moe_status moe_engine_check(const struct moe_engine *e); /* open and not a forked child */
-const char *moe_engine_isa(const struct moe_engine *e); /* as asked for, or NULL */
+const char *moe_engine_isa(const struct moe_engine *e);	      /* as asked for, or NULL */
 /* Whether the part's tasks run on this worker, and its NUMA node; for tests and reports. */
 bool moe_engine_part_has_worker(const struct moe_engine *e, int part, int worker);
 int moe_engine_part_node(const struct moe_engine *e, int part);

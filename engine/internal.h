@@ -16,7 +16,7 @@
 #define MOE_MASK_WORDS ((STARPU_NMAXWORKERS + 31) / 32)
 
 struct moe_part {
-	int node;		       /* NUMA node, logical */
+	int node; /* NUMA node, logical */
 	int n_workers;
 	uint32_t mask[MOE_MASK_WORDS]; /* worker ids */
 };
@@ -56,7 +56,7 @@ struct moe_engine {
 	pthread_t idle_thread;
 	bool asleep, closing;
 	int held, draining, pauses;
-	bool stopped; /* StarPU is paused: asleep, or held and nobody drains */
+	bool stopped;		     /* StarPU is paused: asleep, or held and nobody drains */
 	enum moe_status task_status; /* first failure a task reported */
 	char task_error[256];
 
@@ -110,8 +110,8 @@ void moe_topology_unload(struct moe_topology *t);
 /* NUMA node of a CPU (hwloc logical PU index), 0 if unknown. */
 int moe_topology_node_of_pu(const struct moe_topology *t, int pu);
 
-/* Ids that a task with these accesses waits for, ascending; *deps is the caller's to moe_free. Makes
- * room for moe_tracker_commit, so that a failure leaves no trace of the task. */
+/* Ids that a task with these accesses waits for, ascending; *deps is the caller's to moe_free.
+ * Makes room for moe_tracker_commit, so that a failure leaves no trace of the task. */
 enum moe_status moe_tracker_deps(const struct moe_access *access, int n, uint64_t **deps,
 				 int *n_deps);
 void moe_tracker_commit(const struct moe_access *access, int n, uint64_t task);

@@ -46,8 +46,7 @@ static bool map_pages(struct moe_engine *e, struct moe_block_header *b)
 	char *p;
 
 	b->mapped = rounded + HUGE_PAGE; /* room to align */
-	p = mmap(NULL, b->mapped, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-		 -1, 0);
+	p = mmap(NULL, b->mapped, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (p == MAP_FAILED)
 		return false;
 	b->base = p;

@@ -55,10 +55,12 @@ void moe_codelet_body(void *buffers[], void *arg)
 	r->codelet->run(r->args, &worker);
 	end = moe_now();
 	r->tag.rows = worker.rows;
-	atomic_fetch_add_explicit(&e->busy_ns, (long long)((end - start) * 1e9), memory_order_relaxed);
+	atomic_fetch_add_explicit(&e->busy_ns, (long long)((end - start) * 1e9),
+				  memory_order_relaxed);
 	if (e->observer.executed) {
-		struct moe_task_event event = { .id = r->id, .tag = r->tag, .worker = w,
-						.start = start, .end = end };
+		struct moe_task_event event = {
+			.id = r->id, .tag = r->tag, .worker = w, .start = start, .end = end
+		};
 
 		e->observer.executed(&event, e->observer.user);
 	}
@@ -90,26 +92,28 @@ static enum moe_status check_access(struct moe_engine *e, const struct moe_task_
 	if (!d->codelet || (!d->args && d->args_size) || (!d->access && d->n_access))
 		return moe_fail(MOE_ERR_ARG, "task %s: codelet, args or access is NULL", name);
 	if (d->tag.part >= e->n_parts)
-		return moe_fail(MOE_ERR_ARG, "task %s: part %d of %d", name, d->tag.part, e->n_parts);
+		return moe_fail(MOE_ERR_ARG, "task %s: part %d of %d", name, d->tag.part,
+				e->n_parts);
 	if (d->ticket && d->ticket->engine != e)
 		return moe_fail(MOE_ERR_ARG, "task %s: ticket of another engine", name);
 	if (d->n_access < 0 || d->n_access > MOE_MAX_TASK_HANDLES)
-		return moe_fail(MOE_ERR_ARG, "task %s names %d tensors; at most %d are allowed", name,
-				d->n_access, MOE_MAX_TASK_HANDLES);
+		return moe_fail(MOE_ERR_ARG, "task %s names %d tensors; at most %d are allowed",
+				name, d->n_access, MOE_MAX_TASK_HANDLES);
 	for (int i = 0; i < d->n_access; i++) {
 		const struct moe_access *a = &d->access[i];
 
 		if (!a->tensor)
 			return moe_fail(MOE_ERR_ARG, "task %s: tensor %d is NULL", name, i);
 		if (a->tensor->engine != e)
-			return moe_fail(MOE_ERR_ARG, "task %s: tensor %s is of another engine", name,
-					a->tensor->name);
+			return moe_fail(MOE_ERR_ARG, "task %s: tensor %s is of another engine",
+					name, a->tensor->name);
 		if (a->mode < MOE_R || a->mode > MOE_RW)
 			return moe_fail(MOE_ERR_ARG, "task %s: mode %d of tensor %s", name, a->mode,
 					a->tensor->name);
 		if (a->mode != MOE_W && !a->tensor->initialised)
-			return moe_fail(MOE_ERR_STATE, "task %s reads tensor %s, which nothing has written",
-					name, a->tensor->name);
+			return moe_fail(MOE_ERR_STATE,
+					"task %s reads tensor %s, which nothing has written", name,
+					a->tensor->name);
 		for (int j = 0; j < i; j++)
 			if (d->access[j].tensor == a->tensor)
 				return moe_fail(MOE_ERR_ARG, "task %s names tensor %s twice", name,
@@ -216,7 +220,8 @@ enum moe_status moe_submit(struct moe_engine *e, const struct moe_task_desc *d)
 	if (e->dry)
 		return count_task(e, d);
 	if (!e->submitting || !pthread_equal(e->submitter, pthread_self()))
-		return moe_fail(MOE_ERR_STATE, "a task is submitted outside moe_submit_begin and _end");
+		return moe_fail(MOE_ERR_STATE,
+				"a task is submitted outside moe_submit_begin and _end");
 	MOE_TRY(check_access(e, d));
 	r = make_record(e, d);
 	t = starpu_task_create();

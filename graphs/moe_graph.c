@@ -208,9 +208,13 @@ static enum moe_status submit_expert_grads(const struct moe_context *c, struct m
 					     .part = i / l->G,
 					     .group = i % l->G,
 					     .first = first };
+		/* grad_out is read here too */
+		struct moe_tensor *in[MOE_MAX_TASK_HANDLES] = { s->grad_out[p->ring].out };
 
-		MOE_TRY(moe_task_weight_grad(c, &a, s->down_bwd[p->ring] + i * ni, ni, p->plan,
-					     s->scratch, p->lt->grad_base[i]));
+		memcpy(in + 1, s->down_bwd[p->ring] + i * ni,
+		       (size_t)ni * sizeof(struct moe_tensor *));
+		MOE_TRY(moe_task_weight_grad(c, &a, in, ni + 1, p->plan, s->scratch,
+					     p->lt->grad_base[i]));
 	}
 	return MOE_OK;
 }
@@ -220,6 +224,7 @@ static enum moe_status submit_shared_bwd(const struct moe_context *c, struct moe
 {
 	struct moe_slot_tensors *s = p->st;
 	struct moe_token_args all = token_args(p, 0, grad_out->T);
+	struct moe_tensor *in[2];
 
 	for (int b = 0; p->ffn && b < grad_out->n_blocks; b++) {
 		struct moe_token_args a = token_args(p, b, grad_out->T);
@@ -235,7 +240,9 @@ static enum moe_status submit_shared_bwd(const struct moe_context *c, struct moe
 	all.first = first;
 	all.residual = grad_out->data;
 	MOE_TRY(moe_join_submit(c, &s->route_all, s->shared.block, grad_out->n_blocks, NULL));
-	return moe_task_ffn_grad(c, &all, &s->route_all.out, 1, s->scratch, p->lt->grad_shared);
+	in[0] = s->route_all.out;
+	in[1] = s->grad_out[p->ring].out; /* read here too */
+	return moe_task_ffn_grad(c, &all, in, 2, s->scratch, p->lt->grad_shared);
 }
 
 static enum moe_status submit_route_bwd(const struct moe_context *c, struct moe_moe_pass *p,

@@ -104,7 +104,9 @@ void block_data_free(struct block_data *d)
 
 struct moe_array matrix_of(void *data, enum moe_dtype dtype, int64_t rows, int64_t cols)
 {
-	return (struct moe_array){ .data = data, .dtype = dtype, .ndim = 2, .shape = { rows, cols } };
+	return (struct moe_array){
+		.data = data, .dtype = dtype, .ndim = 2, .shape = { rows, cols }
+	};
 }
 
 struct moe_adamw_params adamw_default(void)
@@ -208,7 +210,8 @@ double *block_get(struct moe_block *b, const struct block_case *c, enum moe_bloc
 	return a.data;
 }
 
-static uint64_t hash_arrays(struct moe_block *b, const struct block_data *d, bool gradient, uint64_t h)
+static uint64_t hash_arrays(struct moe_block *b, const struct block_data *d, bool gradient,
+			    uint64_t h)
 {
 	int first = gradient && d->c.base_grads ? 0 : MOE_BLOCK_GATE_LORA_A;
 
@@ -315,8 +318,8 @@ static void linear(const struct swiglu *m, int i, int n, int k, const double *x,
 }
 
 /* dx += through linear i */
-static void linear_bwd(const struct swiglu *m, int i, int n, int k, const double *x, const double *dy,
-		       double *dx)
+static void linear_bwd(const struct swiglu *m, int i, int n, int k, const double *x,
+		       const double *dy, double *dx)
 {
 	times_t(n, k, m->w[i], dy, 1, dx);
 	outer(n, k, dy, x, 1, m->gw[i]);
@@ -377,11 +380,14 @@ static void swiglu_free(struct swiglu *m)
 }
 
 /* Points m at expert e's weights and gradients. */
-static void swiglu_expert(struct swiglu *m, const struct block_data *d, struct block_reference *r, int e)
+static void swiglu_expert(struct swiglu *m, const struct block_data *d, struct block_reference *r,
+			  int e)
 {
 	static const int w[3] = { MOE_BLOCK_GATE_PROJ, MOE_BLOCK_UP_PROJ, MOE_BLOCK_DOWN_PROJ };
-	static const int a[3] = { MOE_BLOCK_GATE_LORA_A, MOE_BLOCK_UP_LORA_A, MOE_BLOCK_DOWN_LORA_A };
-	static const int b[3] = { MOE_BLOCK_GATE_LORA_B, MOE_BLOCK_UP_LORA_B, MOE_BLOCK_DOWN_LORA_B };
+	static const int a[3] = { MOE_BLOCK_GATE_LORA_A, MOE_BLOCK_UP_LORA_A,
+				  MOE_BLOCK_DOWN_LORA_A };
+	static const int b[3] = { MOE_BLOCK_GATE_LORA_B, MOE_BLOCK_UP_LORA_B,
+				  MOE_BLOCK_DOWN_LORA_B };
 #define PIECE(list, i) (list[i] ? list[i] + d->n[i] / d->c.E * e : NULL)
 
 	for (int i = 0; i < 3; i++) {
@@ -399,7 +405,8 @@ static void swiglu_expert(struct swiglu *m, const struct block_data *d, struct b
 }
 
 static void token_experts(struct swiglu *m, const struct block_data *d, struct block_reference *r,
-			  const int32_t *ids, const double *w, int t, const double *x, const double *dy)
+			  const int32_t *ids, const double *w, int t, const double *x,
+			  const double *dy)
 {
 	const struct block_case *c = &d->c;
 	double *out = r->out + (int64_t)t * c->H, *scaled = zeros(c->H);
@@ -423,8 +430,8 @@ static void token_experts(struct swiglu *m, const struct block_data *d, struct b
 	free(scaled);
 }
 
-static void token_shared(struct swiglu *m, const struct block_data *d, struct block_reference *r, int t,
-			 const double *x, const double *dy)
+static void token_shared(struct swiglu *m, const struct block_data *d, struct block_reference *r,
+			 int t, const double *x, const double *dy)
 {
 	const struct block_case *c = &d->c;
 	double *gx = r->grad_x + (int64_t)t * c->H, *scaled = zeros(c->H), q = 1, arg = 0, dot = 0;
@@ -503,8 +510,8 @@ static void router_backward(const struct block_data *d, struct block_reference *
 	for (int t = 0; t < c->T; t++, x += c->H, p += c->E) {
 		double *g = r->grad_logits + (int64_t)t * c->E, dot = 0;
 
-		grad_probabilities(c, p, ids + (int64_t)t * c->k, r->grad_weights + (int64_t)t * c->k,
-				   share, dp);
+		grad_probabilities(c, p, ids + (int64_t)t * c->k,
+				   r->grad_weights + (int64_t)t * c->k, share, dp);
 		for (int e = 0; e < c->E; e++)
 			dot += dp[e] * p[e];
 		for (int e = 0; e < c->E; e++)
@@ -561,7 +568,8 @@ void block_reference(struct block_reference *r, const struct block_data *d, cons
 		token_experts(&m, d, r, ids + (int64_t)t * c->k, w + (int64_t)t * c->k, t,
 			      x + (int64_t)t * c->H, dy + (int64_t)t * c->H);
 		if (c->shared)
-			token_shared(&shared, d, r, t, x + (int64_t)t * c->H, dy + (int64_t)t * c->H);
+			token_shared(&shared, d, r, t, x + (int64_t)t * c->H,
+				     dy + (int64_t)t * c->H);
 	}
 	if (c->router)
 		router_backward(d, r, x, p, ids);

@@ -11,8 +11,8 @@ struct block_case {
 	bool share_a, sigmoid, router, normalise, base_grads;
 	float aux;
 	int group_size, slices_i, slices_h;
-	int routing; /* caller's ids: 0 distinct, 1 all to one expert, 2 with -1 and duplicates, and odd
-			weights */
+	int routing; /* caller's ids: 0 distinct, 1 all to one expert, 2 with -1 and duplicates, and
+			odd weights */
 	int seed;
 };
 

@@ -22,7 +22,8 @@ bool check_at(bool good, const char *what, const char *file, int line)
 	if (!is_child) {
 		CU_assertImplementation(good, (unsigned)line, what, file, "", CU_FALSE);
 		if (!good)
-			printf("\n  %s:%d: %s (last error: %s)\n", file, line, what, moe_last_error());
+			printf("\n  %s:%d: %s (last error: %s)\n", file, line, what,
+			       moe_last_error());
 		return good;
 	}
 	if (!good) {
@@ -38,8 +39,8 @@ int check_failures(void)
 	return child_failures;
 }
 
-bool check_error_at(enum moe_status got, enum moe_status want, const char *text,
-				  const char *what, const char *file, int line)
+bool check_error_at(enum moe_status got, enum moe_status want, const char *text, const char *what,
+		    const char *file, int line)
 {
 	char full[400];
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Code that may hang, abort or change the process (environment, engine) runs in a forked child with a
- * time limit. The child is forked while no engine is open; its checks count as the parent's.
+ * Code that may hang, abort or change the process (environment, engine) runs in a forked child with
+ * a time limit. The child is forked while no engine is open; its checks count as the parent's.
  */
 #ifndef MOE_TESTS_CHILD_H
 #define MOE_TESTS_CHILD_H

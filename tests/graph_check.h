@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Random graphs of small tasks over a few tensors, and what they must compute: what running the tasks
- * one after the other computes.
+ * Random graphs of small tasks over a few tensors, and what they must compute: what running the
+ * tasks one after the other computes.
  */
 #ifndef MOE_TESTS_GRAPH_CHECK_H
 #define MOE_TESTS_GRAPH_CHECK_H
@@ -121,14 +121,16 @@ static inline enum moe_status graph_submit_task(struct graph *g, struct moe_engi
 	const struct graph_task *t = &g->task[i];
 	struct graph_args args = { g, i };
 	struct moe_access access[GRAPH_MAX_ACCESS];
-	struct moe_task_desc d = { .codelet = &moe_cl_graph,
-				   .args = &args,
-				   .args_size = sizeof args,
-				   .access = access,
-				   .n_access = t->n,
-				   .priority = t->priority,
-				   .tag = { .layer = -1, .group = (int16_t)i, .part = (int16_t)t->part },
-				   .ticket = ticket };
+	struct moe_task_desc d = {
+		.codelet = &moe_cl_graph,
+		.args = &args,
+		.args_size = sizeof args,
+		.access = access,
+		.n_access = t->n,
+		.priority = t->priority,
+		.tag = { .layer = -1, .group = (int16_t)i, .part = (int16_t)t->part },
+		.ticket = ticket
+	};
 
 	for (int j = 0; j < t->n; j++)
 		access[j] = (struct moe_access){ g->tensor[t->tensor[j]], t->mode[j] };

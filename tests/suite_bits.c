@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The same bits for every worker count, policy, slicing, grouping and run; the same numbers to rounding
- * for every number of parts.
+ * The same bits for every worker count, policy, slicing, grouping and run; the same numbers to
+ * rounding for every number of parts.
  */
 #include "tests/block_check.h"
 #include "tests/golden.h"
@@ -16,8 +16,17 @@ static const char *const fixtures[] = { "experts_T0", "experts_duplicate_ids", "
 /* Chunks of I: 256, 256, 88; of H: 256, 64. */
 static struct block_case large_case(void)
 {
-	return (struct block_case){ .E = 16, .k = 4, .H = 320, .I = 600, .T = 200, .r = 5, .shared = 72,
-				    .sigmoid = true, .router = true, .normalise = true, .aux = .01f };
+	return (struct block_case){ .E = 16,
+				    .k = 4,
+				    .H = 320,
+				    .I = 600,
+				    .T = 200,
+				    .r = 5,
+				    .shared = 72,
+				    .sigmoid = true,
+				    .router = true,
+				    .normalise = true,
+				    .aux = .01f };
 }
 
 struct setting {
@@ -122,7 +131,8 @@ static void keep_floats(struct values *to, const float *v, int64_t n)
 	free(d);
 }
 
-static void keep_arrays(struct values *to, struct moe_block *b, const struct block_data *d, bool gradient)
+static void keep_arrays(struct values *to, struct moe_block *b, const struct block_data *d,
+			bool gradient)
 {
 	for (int i = 0; i < BLOCK_WEIGHTS; i++) {
 		double *v;
@@ -136,7 +146,8 @@ static void keep_arrays(struct values *to, struct moe_block *b, const struct blo
 }
 
 /* Three updates of two accumulated micro-batches each: everything that comes out. */
-static struct values train(const struct setting *s, struct block_case c, const struct block_data micro[2])
+static struct values train(const struct setting *s, struct block_case c,
+			   const struct block_data micro[2])
 {
 	struct moe_engine *e = open_setting(s);
 	struct moe_adamw_params adamw = adamw_default();
@@ -220,8 +231,15 @@ static void large_block(void)
 /* Base gradients, a caller's ids, and I smaller than the number of parts. */
 static void small_block(void)
 {
-	compare_settings((struct block_case){ .E = 7, .k = 3, .H = 33, .I = 5, .T = 70, .r = 2,
-					      .routing = 2, .base_grads = true, .share_a = true });
+	compare_settings((struct block_case){ .E = 7,
+					      .k = 3,
+					      .H = 33,
+					      .I = 5,
+					      .T = 70,
+					      .r = 2,
+					      .routing = 2,
+					      .base_grads = true,
+					      .share_a = true });
 }
 
 const struct moe_test moe_suite_tests[] = {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The block object against plain loops in double, and what it does with buffers, dtypes and misuse. */
+/* The block object against plain loops in double, and what it does with buffers, dtypes and misuse.
+ */
 #include "engine/engine.h"
 #include "tests/block_check.h"
 
@@ -11,10 +12,9 @@ const char moe_suite_name[] = "block";
 #define TOL_GRAD 1e-5
 
 static const char *const weight_names[BLOCK_WEIGHTS] = {
-	"gate_proj",	 "up_proj",	"down_proj",   "router",
-	"shared_gate",	 "shared_up",	"shared_down", "shared_router",
-	"gate_lora_a",	 "up_lora_a",	"down_lora_a", "gate_lora_b",
-	"up_lora_b",	 "down_lora_b",
+	"gate_proj",   "up_proj",     "down_proj",     "router",      "shared_gate",
+	"shared_up",   "shared_down", "shared_router", "gate_lora_a", "up_lora_a",
+	"down_lora_a", "gate_lora_b", "up_lora_b",     "down_lora_b",
 };
 
 static void compare(const char *name, const double *got, const double *want, int64_t n, double tol)
@@ -25,7 +25,8 @@ static void compare(const char *name, const double *got, const double *want, int
 		printf("  %s: relative error %.3g, %.0e allowed\n", name, err, tol);
 }
 
-static void compare_floats(const char *name, const float *got, const double *want, int64_t n, double tol)
+static void compare_floats(const char *name, const float *got, const double *want, int64_t n,
+			   double tol)
 {
 	double *d = malloc((size_t)(n + 1) * sizeof *d);
 
@@ -51,7 +52,8 @@ static void compare_gradients(struct moe_block *b, const struct block_data *d,
 	}
 }
 
-static void compare_router(struct moe_block *b, const struct block_data *d, const struct block_reference *r)
+static void compare_router(struct moe_block *b, const struct block_data *d,
+			   const struct block_reference *r)
 {
 	int64_t n = (int64_t)d->c.T * d->c.E;
 	double *g = calloc((size_t)n + 1, sizeof *g), aux = 0;
@@ -105,29 +107,97 @@ static const struct {
 	const char *name;
 	struct block_case c;
 } cases[] = {
-	{ "several chunks, caller's ids", { .E = 6, .k = 2, .H = 272, .I = 528, .T = 40, .r = 5,
-					    .base_grads = true } },
-	{ "router, shared A, shared expert", { .E = 8, .k = 3, .H = 72, .I = 300, .T = 90, .r = 4,
-					       .router = true, .normalise = true, .share_a = true,
-					       .shared = 40, .sigmoid = true, .base_grads = true } },
-	{ "no LoRA, plain shared expert", { .E = 5, .k = 2, .H = 64, .I = 96, .T = 70, .router = true,
-					    .shared = 33, .base_grads = true } },
-	{ "auxiliary loss", { .E = 8, .k = 2, .H = 40, .I = 24, .T = 100, .r = 2, .router = true,
-			      .normalise = true, .aux = .05f, .base_grads = true } },
-	{ "k = E", { .E = 4, .k = 4, .H = 48, .I = 56, .T = 30, .r = 3, .router = true,
-		     .normalise = true, .base_grads = true } },
-	{ "k = 1", { .E = 4, .k = 1, .H = 48, .I = 56, .T = 30, .r = 3, .router = true,
-		     .normalise = true, .base_grads = true } },
-	{ "all tokens to one expert", { .E = 6, .k = 2, .H = 48, .I = 270, .T = 300, .r = 3, .routing = 1,
-					.base_grads = true } },
-	{ "-1, duplicates, zero and negative weights", { .E = 5, .k = 4, .H = 48, .I = 70, .T = 66, .r = 3,
-							 .routing = 2, .base_grads = true } },
-	{ "rank above H", { .E = 2, .k = 1, .H = 6, .I = 10, .T = 9, .r = 12, .base_grads = true } },
+	{ "several chunks, caller's ids",
+	  { .E = 6, .k = 2, .H = 272, .I = 528, .T = 40, .r = 5, .base_grads = true } },
+	{ "router, shared A, shared expert",
+	  { .E = 8,
+	    .k = 3,
+	    .H = 72,
+	    .I = 300,
+	    .T = 90,
+	    .r = 4,
+	    .router = true,
+	    .normalise = true,
+	    .share_a = true,
+	    .shared = 40,
+	    .sigmoid = true,
+	    .base_grads = true } },
+	{ "no LoRA, plain shared expert",
+	  { .E = 5,
+	    .k = 2,
+	    .H = 64,
+	    .I = 96,
+	    .T = 70,
+	    .router = true,
+	    .shared = 33,
+	    .base_grads = true } },
+	{ "auxiliary loss",
+	  { .E = 8,
+	    .k = 2,
+	    .H = 40,
+	    .I = 24,
+	    .T = 100,
+	    .r = 2,
+	    .router = true,
+	    .normalise = true,
+	    .aux = .05f,
+	    .base_grads = true } },
+	{ "k = E",
+	  { .E = 4,
+	    .k = 4,
+	    .H = 48,
+	    .I = 56,
+	    .T = 30,
+	    .r = 3,
+	    .router = true,
+	    .normalise = true,
+	    .base_grads = true } },
+	{ "k = 1",
+	  { .E = 4,
+	    .k = 1,
+	    .H = 48,
+	    .I = 56,
+	    .T = 30,
+	    .r = 3,
+	    .router = true,
+	    .normalise = true,
+	    .base_grads = true } },
+	{ "all tokens to one expert",
+	  { .E = 6,
+	    .k = 2,
+	    .H = 48,
+	    .I = 270,
+	    .T = 300,
+	    .r = 3,
+	    .routing = 1,
+	    .base_grads = true } },
+	{ "-1, duplicates, zero and negative weights",
+	  { .E = 5, .k = 4, .H = 48, .I = 70, .T = 66, .r = 3, .routing = 2, .base_grads = true } },
+	{ "rank above H",
+	  { .E = 2, .k = 1, .H = 6, .I = 10, .T = 9, .r = 12, .base_grads = true } },
 	{ "ones", { .E = 1, .k = 1, .H = 1, .I = 1, .T = 1, .r = 1, .base_grads = true } },
-	{ "one token", { .E = 64, .k = 8, .H = 17, .I = 13, .T = 1, .r = 2, .router = true, .normalise = true,
-			 .shared = 1, .base_grads = true } },
-	{ "forced slices, odd groups", { .E = 7, .k = 2, .H = 520, .I = 520, .T = 20, .r = 2, .group_size = 3,
-					 .slices_i = 3, .slices_h = 2, .base_grads = true } },
+	{ "one token",
+	  { .E = 64,
+	    .k = 8,
+	    .H = 17,
+	    .I = 13,
+	    .T = 1,
+	    .r = 2,
+	    .router = true,
+	    .normalise = true,
+	    .shared = 1,
+	    .base_grads = true } },
+	{ "forced slices, odd groups",
+	  { .E = 7,
+	    .k = 2,
+	    .H = 520,
+	    .I = 520,
+	    .T = 20,
+	    .r = 2,
+	    .group_size = 3,
+	    .slices_i = 3,
+	    .slices_h = 2,
+	    .base_grads = true } },
 };
 
 static void reference_with(int parts)
@@ -157,8 +227,16 @@ static void reference(void)
 
 static struct block_case plain_case(void)
 {
-	return (struct block_case){ .E = 6, .k = 2, .H = 40, .I = 24, .T = 300, .r = 3, .router = true,
-				    .normalise = true, .shared = 16, .base_grads = true };
+	return (struct block_case){ .E = 6,
+				    .k = 2,
+				    .H = 40,
+				    .I = 24,
+				    .T = 300,
+				    .r = 3,
+				    .router = true,
+				    .normalise = true,
+				    .shared = 16,
+				    .base_grads = true };
 }
 
 static void growing(void)
@@ -203,9 +281,10 @@ static void growing(void)
 
 /* ---- dtypes and strides ---- */
 
-/* A matrix in some dtype and layout, from floats. layout: 0 contiguous, 1 padded rows, 2 by columns. */
-static struct moe_array layout(const float *src, enum moe_dtype dtype, int how, int64_t rows, int64_t cols,
-			       void **memory)
+/* A matrix in some dtype and layout, from floats. layout: 0 contiguous, 1 padded rows, 2 by
+ * columns. */
+static struct moe_array layout(const float *src, enum moe_dtype dtype, int how, int64_t rows,
+			       int64_t cols, void **memory)
 {
 	struct moe_array a = matrix_of(NULL, dtype, rows, cols);
 	size_t size = moe_dtype_size(dtype);
@@ -237,7 +316,8 @@ static void check_layout(const struct moe_array *a, int how, const float *want)
 			char bits[8];
 
 			moe_from_f32(bits, a->dtype, want + i * cols + j, 1);
-			wrong += memcmp(bits, (char *)a->data + (size_t)(i * s0 + j * s1) * size, size) != 0;
+			wrong += memcmp(bits, (char *)a->data + (size_t)(i * s0 + j * s1) * size,
+					size) != 0;
 		}
 	CHECK(wrong == 0);
 }
@@ -309,7 +389,14 @@ static void layouts(void)
 static void weight_dtypes(void)
 {
 	static const enum moe_dtype dtypes[] = { MOE_BF16, MOE_F16, MOE_F64, MOE_F32 };
-	struct block_case c = { .E = 3, .k = 2, .H = 20, .I = 30, .T = 20, .r = 2, .shared = 8, .router = true,
+	struct block_case c = { .E = 3,
+				.k = 2,
+				.H = 20,
+				.I = 30,
+				.T = 20,
+				.r = 2,
+				.shared = 8,
+				.router = true,
 				.sigmoid = true };
 	struct moe_engine *e = open_with(2, 2, NULL);
 
@@ -357,7 +444,9 @@ static void weight_dtypes(void)
 
 static void order(void)
 {
-	struct block_case c = { .E = 4, .k = 2, .H = 20, .I = 12, .T = 30, .r = 2, .base_grads = true };
+	struct block_case c = {
+		.E = 4, .k = 2, .H = 20, .I = 12, .T = 30, .r = 2, .base_grads = true
+	};
 	struct moe_adamw_params adamw = adamw_default();
 	struct moe_engine *e = open_with(2, 2, NULL);
 	struct block_data d;
@@ -440,7 +529,7 @@ static void refused_forwards(struct moe_block *b, struct block_data *d)
 	REFUSED(r.x.data = NULL, "x has no data");
 	REFUSED(r.x.dtype = MOE_I32, "x has dtype I32");
 	REFUSED(r.x.dtype = (enum moe_dtype)99, "x has dtype ?");
-	REFUSED(r.x.dtype = (enum moe_dtype)-1, "x has dtype ?");
+	REFUSED(r.x.dtype = (enum moe_dtype) - 1, "x has dtype ?");
 	REFUSED(r.out.shape[0]--, "out has shape");
 	REFUSED(r.out.dtype = MOE_F8_E4M3, "out has dtype");
 	REFUSED(r.out.data = NULL, "out has no data");
@@ -454,11 +543,14 @@ static void refused_forwards(struct moe_block *b, struct block_data *d)
 		REFUSED(r.ids.data = bad, "there are 4 experts");
 	}
 #undef REFUSED
-	CHECK_ERROR(moe_block_forward(b, NULL, &good.ids, &good.w, 1, &good.out), MOE_ERR_ARG, "x is NULL");
-	CHECK_ERROR(moe_block_forward(b, &good.x, NULL, &good.w, 1, &good.out), MOE_ERR_ARG, "ids is NULL");
+	CHECK_ERROR(moe_block_forward(b, NULL, &good.ids, &good.w, 1, &good.out), MOE_ERR_ARG,
+		    "x is NULL");
+	CHECK_ERROR(moe_block_forward(b, &good.x, NULL, &good.w, 1, &good.out), MOE_ERR_ARG,
+		    "ids is NULL");
 	CHECK_ERROR(moe_block_forward(b, &good.x, &good.ids, NULL, 1, &good.out), MOE_ERR_ARG,
 		    "weights is NULL");
-	CHECK_ERROR(moe_block_forward(b, &good.x, &good.ids, &good.w, 1, NULL), MOE_ERR_ARG, "out is NULL");
+	CHECK_ERROR(moe_block_forward(b, &good.x, &good.ids, &good.w, 1, NULL), MOE_ERR_ARG,
+		    "out is NULL");
 	CHECK_ERROR(moe_block_forward(NULL, &good.x, &good.ids, &good.w, 1, &good.out), MOE_ERR_ARG,
 		    "block is NULL");
 	r = good; /* sizes that cannot be */
@@ -492,9 +584,11 @@ static void refused_arrays(struct moe_block *b, const struct block_case *c)
 	struct moe_array a = { .data = data, .ndim = 3, .shape = { c->E, c->I, c->H } }, s;
 
 	s = a, s.shape[0]++;
-	CHECK_ERROR(moe_block_set(b, MOE_BLOCK_GATE_PROJ, &s), MOE_ERR_ARG, "gate_proj has shape [5, 12, 20]");
+	CHECK_ERROR(moe_block_set(b, MOE_BLOCK_GATE_PROJ, &s), MOE_ERR_ARG,
+		    "gate_proj has shape [5, 12, 20]");
 	s = a, s.ndim = 2;
-	CHECK_ERROR(moe_block_set(b, MOE_BLOCK_GATE_PROJ, &s), MOE_ERR_ARG, "[4, 12, 20] is expected");
+	CHECK_ERROR(moe_block_set(b, MOE_BLOCK_GATE_PROJ, &s), MOE_ERR_ARG,
+		    "[4, 12, 20] is expected");
 	s = a, s.ndim = 77;
 	CHECK_ERROR(moe_block_set(b, MOE_BLOCK_GATE_PROJ, &s), MOE_ERR_ARG, "has shape");
 	s = a, s.data = NULL;
@@ -506,7 +600,7 @@ static void refused_arrays(struct moe_block *b, const struct block_case *c)
 	CHECK_ERROR(moe_block_set(b, MOE_BLOCK_GATE_PROJ, NULL), MOE_ERR_ARG, "NULL");
 	CHECK_ERROR(moe_block_set(NULL, MOE_BLOCK_GATE_PROJ, &a), MOE_ERR_ARG, "NULL");
 	CHECK_ERROR(moe_block_set(b, MOE_BLOCK_ARRAYS, &a), MOE_ERR_ARG, "unknown");
-	CHECK_ERROR(moe_block_set(b, (enum moe_block_array)-1, &a), MOE_ERR_ARG, "unknown");
+	CHECK_ERROR(moe_block_set(b, (enum moe_block_array) - 1, &a), MOE_ERR_ARG, "unknown");
 	CHECK_ERROR(moe_block_set(b, MOE_BLOCK_ROUTER, &a), MOE_ERR_ARG, "no router");
 	CHECK_ERROR(moe_block_set(b, MOE_BLOCK_SHARED_UP, &a), MOE_ERR_ARG, "no shared_up");
 	CHECK_ERROR(moe_block_get(b, MOE_BLOCK_ROUTER_LOGITS, &a), MOE_ERR_ARG, "no router_logits");
@@ -620,7 +714,8 @@ static void chain_free(struct chain *h)
 		block_data_free(&h->d[i]);
 }
 
-/* forward, backward, update of every step (a forward alone first); submitted at once or waited for */
+/* forward, backward, update of every step (a forward alone first); submitted at once or waited for
+ */
 static void chain_run(struct chain *h, struct moe_engine *e, bool wait, bool hold)
 {
 	const struct block_case *c = &h->d[0].c;
@@ -640,8 +735,8 @@ static void chain_run(struct chain *h, struct moe_engine *e, bool wait, bool hol
 		gx.data = d->grad_x;
 		w.data = d->weights;
 		memset(d->out, 0, (size_t)(c->T * c->H) * sizeof(float));
-		CHECK_OK(moe_block_forward_async(b, &x, c->router ? NULL : &ids, c->router ? NULL : &w, 1,
-						 &out));
+		CHECK_OK(moe_block_forward_async(b, &x, c->router ? NULL : &ids,
+						 c->router ? NULL : &w, 1, &out));
 		if (wait)
 			CHECK_OK(moe_block_wait(b));
 		CHECK_OK(moe_block_backward_async(b, &go, &gx, &gw));
@@ -671,10 +766,34 @@ static void chain_run(struct chain *h, struct moe_engine *e, bool wait, bool hol
 static void asynchronous(void)
 {
 	static const struct block_case list[] = {
-		{ .E = 8, .k = 2, .H = 64, .I = 300, .T = 150, .r = 3, .router = true, .normalise = true,
-		  .shared = 64, .sigmoid = true, .base_grads = true },
-		{ .E = 8, .k = 2, .H = 64, .I = 300, .T = 150, .r = 3, .router = true, .slices_i = 2 },
+		{ .E = 8,
+		  .k = 2,
+		  .H = 64,
+		  .I = 300,
+		  .T = 150,
+		  .r = 3,
+		  .router = true,
+		  .normalise = true,
+		  .shared = 64,
+		  .sigmoid = true,
+		  .base_grads = true },
+		{ .E = 8,
+		  .k = 2,
+		  .H = 64,
+		  .I = 300,
+		  .T = 150,
+		  .r = 3,
+		  .router = true,
+		  .slices_i = 2 },
 		{ .E = 8, .k = 2, .H = 64, .I = 100, .T = 150, .r = 3 },
+		{ .E = 8,
+		  .k = 2,
+		  .H = 64,
+		  .I = 100,
+		  .T = 150,
+		  .router = true,
+		  .shared = 200,
+		  .base_grads = true },
 	};
 	static const char *const policies[] = { "lws", "prio", "eager" };
 
@@ -700,7 +819,48 @@ static void asynchronous(void)
 		}
 }
 
-/* One step with the caller's ids, submitted whole while held; a second forward says why it cannot be. */
+/* Many forwards without a backward, each with its own input. */
+static void forwards(void)
+{
+	struct block_case c = {
+		.E = 8, .k = 4, .H = 64, .I = 300, .T = 150, .r = 3, .router = true, .shared = 32
+	};
+	struct moe_engine *e = open_with(2, 2, NULL);
+	struct chain h;
+	struct moe_block *b;
+	float *want[STEPS];
+	size_t n = (size_t)(c.T * c.H) * sizeof(float);
+
+	chain_make(&h, &c);
+	b = block_make(e, &c, &h.d[0], NULL);
+	for (int i = 0; i < STEPS; i++) {
+		want[i] = malloc(n);
+		CHECK_OK(block_forward(b, &h.d[i], false, want[i]));
+	}
+	for (int round = 0; round < (moe_test_full() ? 100 : 10); round++) {
+		if (round % 2)
+			CHECK_OK(moe_engine_hold(e));
+		for (int i = 0; i < STEPS; i++) {
+			struct moe_array x = matrix_of(h.d[i].x, MOE_F32, c.T, c.H), out = x;
+
+			out.data = memset(h.d[i].out, 0, n);
+			CHECK_OK(moe_block_forward_async(b, &x, NULL, NULL, 0, &out));
+		}
+		if (round % 2)
+			CHECK_OK(moe_engine_release(e));
+		CHECK_OK(moe_block_wait(b));
+		for (int i = 0; i < STEPS; i++)
+			CHECK(!memcmp(want[i], h.d[i].out, n));
+	}
+	moe_block_destroy(b);
+	for (int i = 0; i < STEPS; i++)
+		free(want[i]);
+	chain_free(&h);
+	CHECK_OK(moe_engine_close(e));
+}
+
+/* One step with the caller's ids, submitted whole while held; a second forward says why it cannot
+ * be. */
 static void held_step(void)
 {
 	struct block_case c = { .E = 8, .k = 2, .H = 24, .I = 20, .T = 70, .r = 3 };
@@ -741,8 +901,15 @@ static void held_step(void)
 /* A failed NaN input comes out as NaN and goes no further than its token. */
 static void not_a_number(void)
 {
-	struct block_case c = { .E = 4, .k = 2, .H = 20, .I = 12, .T = 30, .r = 2, .router = true,
-				.shared = 8, .normalise = true };
+	struct block_case c = { .E = 4,
+				.k = 2,
+				.H = 20,
+				.I = 12,
+				.T = 30,
+				.r = 2,
+				.router = true,
+				.shared = 8,
+				.normalise = true };
 	struct moe_engine *e = open_with(2, 2, NULL);
 	struct block_data d;
 	struct moe_block *b;
@@ -778,6 +945,7 @@ const struct moe_test moe_suite_tests[] = {
 	{ "refused calls change nothing", refusals },
 	{ "bad parameters", bad_params },
 	{ "asynchronous chains", asynchronous },
+	{ "forwards in a row", forwards },
 	{ "a step while held", held_step },
 	{ "NaN", not_a_number },
 	{ NULL, NULL },

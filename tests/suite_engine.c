@@ -13,9 +13,9 @@ const char moe_suite_name[] = "engine";
 
 static struct moe_engine_params params_of(int workers, int parts)
 {
-	return (struct moe_engine_params){
-		.struct_size = sizeof(struct moe_engine_params), .workers = workers, .parts = parts
-	};
+	return (struct moe_engine_params){ .struct_size = sizeof(struct moe_engine_params),
+					   .workers = workers,
+					   .parts = parts };
 }
 
 /* A small graph, submitted `runs` times. */
@@ -345,8 +345,8 @@ static void forked_calls(struct moe_engine *e, struct moe_block *b)
 {
 	struct moe_engine_params p = params_of(1, 1);
 	struct moe_engine_info info = { .struct_size = sizeof info };
-	struct moe_block_params bp = block_params_of(&(struct block_case){
-		.E = 2, .k = 1, .H = 8, .I = 8, .r = 1 });
+	struct moe_block_params bp =
+		block_params_of(&(struct block_case){ .E = 2, .k = 1, .H = 8, .I = 8, .r = 1 });
 	struct moe_adamw_params adamw = adamw_default();
 	struct moe_observer observer = { 0 };
 	float data[64] = { 0 };
@@ -412,7 +412,7 @@ static void fork_child(const void *arg)
 	if (!pid) {
 		alarm(10 * SLOW);
 		atexit(exit_handler);
-				forked_calls(e, b);
+		forked_calls(e, b);
 		fflush(NULL);
 		/* what the parent owns looks leaked from here */
 		if (SLOW > 1 && exit_handler_pipe[0])
@@ -550,8 +550,14 @@ static void threads_child(const void *arg)
 	(void)arg;
 	for (int i = 0; i < THREADS; i++) {
 		t[i].engine = e;
-		t[i].c = (struct block_case){ .E = 8, .k = 2, .H = 48 + 16 * i, .I = 40, .r = 3,
-					      .T = 60 + 20 * i, .router = i & 1, .shared = i & 2 ? 24 : 0,
+		t[i].c = (struct block_case){ .E = 8,
+					      .k = 2,
+					      .H = 48 + 16 * i,
+					      .I = 40,
+					      .r = 3,
+					      .T = 60 + 20 * i,
+					      .router = i & 1,
+					      .shared = i & 2 ? 24 : 0,
 					      .seed = i };
 		block_data_make(&t[i].d, &t[i].c);
 		train_one(&t[i]);
@@ -615,8 +621,15 @@ static void ignore_event(const struct moe_task_event *event, void *user)
 /* The n-th allocation fails: a clean error, and everything can be destroyed or go on. */
 static void alloc_child(const void *arg)
 {
-	struct block_case c = { .E = 4, .k = 2, .H = 20, .I = 12, .r = 2, .T = 10, .shared = 8,
-				.router = true, .base_grads = true };
+	struct block_case c = { .E = 4,
+				.k = 2,
+				.H = 20,
+				.I = 12,
+				.r = 2,
+				.T = 10,
+				.shared = 8,
+				.router = true,
+				.base_grads = true };
 	struct moe_observer observer = { .submitted = ignore_event };
 	struct block_data d;
 	int64_t n = 0, step = moe_test_full() ? 1 : 13, failures = 0;
@@ -634,7 +647,8 @@ static void alloc_child(const void *arg)
 		if (st != MOE_OK) {
 			failures++;
 			CHECK(st == MOE_ERR_NOMEM && strstr(moe_last_error(), "memory"));
-			if (e && n % 2) { /* a second try with memory works; otherwise destroy at once */
+			if (e &&
+			    n % 2) { /* a second try with memory works; otherwise destroy at once */
 				if (b) {
 					CHECK_OK(moe_engine_observe(e, &observer));
 					moe_block_destroy(b);

@@ -20,7 +20,8 @@ static double uniform(void) /* [-1, 1) */
 /* Runs a check on every router with several sizes. */
 static void each(void (*run)(const struct moe_router *r, const struct moe_router_config *c))
 {
-	static const int sizes[][2] = { { 1, 1 }, { 2, 1 }, { 4, 4 }, { 8, 2 }, { 64, 6 }, { 128, 8 } };
+	static const int sizes[][2] = { { 1, 1 }, { 2, 1 },  { 4, 4 },
+					{ 8, 2 }, { 64, 6 }, { 128, 8 } };
 	int routers = 0;
 
 	state = moe_test_seed() * 0x9e3779b97f4a7c15u | 1;
@@ -31,7 +32,8 @@ static void each(void (*run)(const struct moe_router *r, const struct moe_router
 		routers++;
 		for (size_t s = 0; s < MOE_COUNT(sizes); s++)
 			for (int normalise = 0; normalise < 2; normalise++) {
-				struct moe_router_config c = { sizes[s][0], sizes[s][1], normalise };
+				struct moe_router_config c = { sizes[s][0], sizes[s][1],
+							       normalise };
 
 				if (r->check(&c) == MOE_OK)
 					run(r, &c);
@@ -55,10 +57,12 @@ static void selection(const struct moe_router *r, const struct moe_router_config
 	enum { T = 40 };
 	float *logits = malloc(sizeof *logits * (size_t)(T * c->E));
 	float *w = malloc(sizeof *w * (size_t)(T * c->k)), *w1 = malloc(sizeof *w1 * (size_t)c->k);
-	int32_t *ids = malloc(sizeof *ids * (size_t)(T * c->k)), *id1 = malloc(sizeof *id1 * (size_t)c->k);
+	int32_t *ids = malloc(sizeof *ids * (size_t)(T * c->k)),
+		*id1 = malloc(sizeof *id1 * (size_t)c->k);
 
 	for (int i = 0; i < T * c->E; i++) /* few values, so that there are ties */
-		logits[i] = i < T / 2 * c->E ? (float)(int)(uniform() * 3) : (float)(uniform() * 20);
+		logits[i] =
+			i < T / 2 * c->E ? (float)(int)(uniform() * 3) : (float)(uniform() * 20);
 	r->select(c, T, logits, ids, w);
 	for (int t = 0; t < T; t++) {
 		const float *row = logits + t * c->E;
@@ -66,17 +70,20 @@ static void selection(const struct moe_router *r, const struct moe_router_config
 
 		check_ids(c, ids + t * c->k);
 		for (int j = 0; j < c->k; j++) {
-			int id = ids[t * c->k + j], next = j + 1 < c->k ? ids[t * c->k + j + 1] : -1;
+			int id = ids[t * c->k + j],
+			    next = j + 1 < c->k ? ids[t * c->k + j + 1] : -1;
 
 			CHECK(w[t * c->k + j] >= 0 && w[t * c->k + j] <= 1 + 1e-6);
 			sum += w[t * c->k + j];
 			/* best first, the lowest index where equal */
-			CHECK(next < 0 || row[id] > row[next] || (row[id] == row[next] && id < next));
+			CHECK(next < 0 || row[id] > row[next] ||
+			      (row[id] == row[next] && id < next));
 		}
 		if (c->normalise || c->k == c->E)
 			CHECK(fabs(sum - 1) < 1e-6);
 		CHECK(sum <= 1 + 1e-6);
-		for (int e = 0; e < c->E; e++) { /* none that was left out is better than the last */
+		for (int e = 0; e < c->E;
+		     e++) { /* none that was left out is better than the last */
 			int last = ids[t * c->k + c->k - 1];
 			bool in = false;
 
@@ -94,8 +101,11 @@ static void selection(const struct moe_router *r, const struct moe_router_config
 /* NaN and infinities: ids stay valid and distinct, nothing crashes */
 static void odd_logits(const struct moe_router *r, const struct moe_router_config *c)
 {
-	static const float odd[] = { NAN, INFINITY, -INFINITY, 3.4e38f, -3.4e38f, 0, -0.0f, 1e-40f };
-	float *logits = malloc(sizeof *logits * (size_t)c->E), *w = malloc(sizeof *w * (size_t)c->k);
+	static const float odd[] = {
+		NAN, INFINITY, -INFINITY, 3.4e38f, -3.4e38f, 0, -0.0f, 1e-40f
+	};
+	float *logits = malloc(sizeof *logits * (size_t)c->E),
+	      *w = malloc(sizeof *w * (size_t)c->k);
 	float *g = malloc(sizeof *g * (size_t)c->k), *gl = malloc(sizeof *gl * (size_t)c->E);
 	double *p = malloc(sizeof *p * (size_t)c->E);
 	int32_t *ids = malloc(sizeof *ids * (size_t)c->k);
@@ -131,7 +141,8 @@ static double objective(const struct moe_router *r, const struct moe_router_conf
 
 static void gradient(const struct moe_router *r, const struct moe_router_config *c)
 {
-	float *logits = malloc(sizeof *logits * (size_t)c->E), *w = malloc(sizeof *w * (size_t)c->k);
+	float *logits = malloc(sizeof *logits * (size_t)c->E),
+	      *w = malloc(sizeof *w * (size_t)c->k);
 	float *g = malloc(sizeof *g * (size_t)c->k), *gl = malloc(sizeof *gl * (size_t)c->E);
 	double *p = malloc(sizeof *p * (size_t)c->E);
 	int32_t *ids = malloc(sizeof *ids * (size_t)c->k);
@@ -200,8 +211,8 @@ static void probabilities(const struct moe_router *r, const struct moe_router_co
 enum { AUX_T = 12 };
 
 /* The definition: E sum_e f_e P_e with f the share of slots and P the mean probability. */
-static double aux_of(const struct moe_router *r, const struct moe_router_config *c, const float *logits,
-		     const int32_t *offset, double *p)
+static double aux_of(const struct moe_router *r, const struct moe_router_config *c,
+		     const float *logits, const int32_t *offset, double *p)
 {
 	double *sum = calloc((size_t)c->E, sizeof *sum), want = 0, got;
 
@@ -264,7 +275,8 @@ out:
 
 static void bad_sizes(void)
 {
-	static const int bad[][2] = { { 0, 1 }, { -1, 1 }, { 8, 0 }, { 8, -1 }, { 8, 9 }, { 1 << 20, 2 } };
+	static const int bad[][2] = { { 0, 1 },	 { -1, 1 }, { 8, 0 },
+				      { 8, -1 }, { 8, 9 },  { 1 << 20, 2 } };
 
 	for (int i = 0; moe_router_list[i]; i++)
 		for (size_t s = 0; s < MOE_COUNT(bad); s++) {

@@ -35,7 +35,8 @@ static atomic_int seen_remote, seen_tasks;
 static void executed(const struct moe_task_event *event, void *user)
 {
 	atomic_fetch_add(&seen_tasks, 1);
-	if (event->tag.part >= 0 && !moe_engine_part_has_worker(user, event->tag.part, event->worker))
+	if (event->tag.part >= 0 &&
+	    !moe_engine_part_has_worker(user, event->tag.part, event->worker))
 		atomic_fetch_add(&seen_remote, 1);
 }
 
@@ -132,7 +133,8 @@ static void machine_child(const void *arg)
 			if (!e)
 				continue;
 			info = info_of(e);
-			CHECK(info.nodes == m->nodes && info.fake_topology && info.workers == workers);
+			CHECK(info.nodes == m->nodes && info.fake_topology &&
+			      info.workers == workers);
 			CHECK(parts[i] ? info.parts == parts[i]
 				       : info.parts >= 1 && info.parts <= m->nodes);
 			check_masks(e, workers, m->nodes);
@@ -152,8 +154,8 @@ static void fake_machines(void)
 
 /* ---- part_specs ---- */
 
-static const int w0[] = { 0 }, w01[] = { 0, 1 }, w123[] = { 1, 2, 3 }, w11[] = { 1, 1 }, w4[] = { 4 },
-		 w_1[] = { -1 };
+static const int w0[] = { 0 }, w01[] = { 0, 1 }, w123[] = { 1, 2, 3 }, w11[] = { 1, 1 },
+		 w4[] = { 4 }, w_1[] = { -1 };
 
 static enum moe_status open_specs(struct moe_part_spec a, struct moe_part_spec b,
 				  struct moe_engine **e)
@@ -245,8 +247,9 @@ static void placement_child(const void *arg)
 
 static void placement(void)
 {
-	static const char *const policies[] = { "eager", "prio",  "lws",  "ws", "random", "dmda",
-						"dmdas", "modular-eager", "modular-prio",
+	static const char *const policies[] = { "eager",       "prio",		"lws",
+						"ws",	       "random",	"dmda",
+						"dmdas",       "modular-eager", "modular-prio",
 						"modular-heft" };
 
 	for (size_t i = 0; i < MOE_COUNT(policies); i++)
@@ -259,7 +262,8 @@ static void bad_machine_child(const void *arg)
 	struct moe_engine *e;
 
 	setenv("HWLOC_XMLFILE", arg, 1);
-	/* hwloc falls back to the real machine, or says that it cannot read the file: never a crash */
+	/* hwloc falls back to the real machine, or says that it cannot read the file: never a crash
+	 */
 	if (moe_engine_open(&p, &e) == MOE_OK)
 		CHECK_OK(moe_engine_close(e));
 	else

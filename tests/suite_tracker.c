@@ -20,7 +20,7 @@ struct record {
 		double start, end;
 		struct starpu_task *task;
 		int64_t rows;
-	} *task;
+	} * task;
 };
 
 static void submitted(const struct moe_task_event *event, void *user)
@@ -128,7 +128,8 @@ static int index_of(const struct record *r, const struct starpu_task *t)
 }
 
 /* The successors of t, through tasks that are not ours, get dep as an ancestor. */
-static void follow(struct ancestors *a, const struct record *r, struct starpu_task *t, int dep, int depth)
+static void follow(struct ancestors *a, const struct record *r, struct starpu_task *t, int dep,
+		   int depth)
 {
 	/* it never says how many there are (1.3.10), only how many fit: one per access at most */
 	unsigned most = (unsigned)r->n * GRAPH_MAX_ACCESS * 2;
@@ -156,7 +157,8 @@ static struct ancestors of_starpu(const struct record *r)
 	return a;
 }
 
-/* Sequential consistency by definition: order matters where two tasks share a tensor and one writes. */
+/* Sequential consistency by definition: order matters where two tasks share a tensor and one
+ * writes. */
 static struct ancestors of_definition(const struct graph *g)
 {
 	struct ancestors a = ancestors_new(g->n_tasks);

@@ -12,6 +12,7 @@
 
 #include <math.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -276,6 +277,70 @@ static void diverges(void)
 	CU_ASSERT_FALSE(moe_path_exists(out_dir("diverge/adapter_model.safetensors")));
 }
 
+/* Allocations that fail anywhere in a run: a clean error, and the model trains afterwards. */
+static void allocation_failures(void)
+{
+	const char *data = token_file("alloc.safetensors");
+	struct moe_trainer_params p = params(data, out_dir("alloc"));
+	struct moe_engine_params ep = { .struct_size = sizeof ep, .workers = 2 };
+	struct moe_model_params mp = { .struct_size = sizeof mp,
+				       .lora_rank = 2,
+				       .max_tokens = 64,
+				       .dir = moe_test_path("tests/fixtures/ckpt/qwen3moe") };
+	struct stop s = { 0 };
+	struct moe_engine *engine;
+	struct moe_model *model;
+	unsigned long seed = moe_test_seed();
+	int rounds = moe_test_full() ? 300 : 40, failed = 0;
+
+	p.max_steps = 2;
+	p.save_steps = 1;
+	p.overwrite = 1;
+	CU_ASSERT_EQUAL_FATAL(moe_engine_open(&ep, &engine), MOE_OK);
+	CU_ASSERT_EQUAL_FATAL(moe_model_open(engine, &mp, &model), MOE_OK);
+	for (int i = 0; i < rounds; i++) {
+		enum moe_status st;
+
+		seed = seed * 6364136223846793005ul + 1;
+		/* the first hundred one by one, then anywhere in the two steps */
+		moe_alloc_fail_after(i < rounds / 2 ? i : (int64_t)((seed >> 33) % 6000));
+		st = moe_train(model, &p, on_event, &s, NULL);
+		moe_alloc_fail_after(-1);
+		CU_ASSERT_TRUE(st == MOE_OK || st == MOE_ERR_NOMEM || st == MOE_ERR_FORMAT);
+		failed += st != MOE_OK;
+	}
+	CU_ASSERT_TRUE(failed > rounds / 2);
+	CU_ASSERT_EQUAL(moe_train(model, &p, on_event, &s, NULL), MOE_OK);
+	moe_model_close(model);
+	CU_ASSERT_EQUAL(moe_engine_close(engine), MOE_OK);
+}
+
+/* A full disk (a limit on file sizes): an error, and nothing under a final name. */
+static void full_disk(void)
+{
+	const char *data = token_file("full.safetensors");
+	struct moe_trainer_params p = params(data, out_dir("full"));
+	struct stop s = { 0 };
+	int status;
+	pid_t child;
+
+	p.max_steps = 2;
+	fflush(stdout);
+	child = fork();
+	if (child == 0) {
+		struct rlimit limit = { 50000, 50000 };
+		enum moe_status st;
+
+		signal(SIGXFSZ, SIG_IGN);
+		setrlimit(RLIMIT_FSIZE, &limit);
+		st = train(&p, 2, NULL, &s, NULL);
+		_exit(st == MOE_ERR_IO ? 0 : 1);
+	}
+	waitpid(child, &status, 0);
+	CU_ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	CU_ASSERT_FALSE(moe_path_exists(out_dir("full/adapter_model.safetensors")));
+}
+
 static void schedules(void)
 {
 	enum moe_schedule s;
@@ -321,6 +386,8 @@ static void order(void)
 const struct moe_test moe_suite_tests[] = {
 	{ "killed at random instants, then finished",
 	  killed }, /* first: forks before StarPU runs here */
+	{ "full disk", full_disk },
+	{ "allocation failures", allocation_failures },
 	{ "schedules", schedules },
 	{ "order of the data", order },
 	{ "resume gives the same bits", resume_same_bits },

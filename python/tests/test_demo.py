@@ -15,10 +15,13 @@ from moesaic import tensors
 from moesaic.demo import inputs, screen
 from moesaic.demo.gguf_model import _unpermute
 from moesaic.demo.paths import fixture
+from moesaic.errors import UserError
 from moesaic.template import Template
 
 # Of the data of the adapter that PEFT wrote for the reference run (names sorted, each followed by its bytes).
 INIT_SHA256 = "9c383358b3bdc14c2cd16c28b0983f928e019b53373c204f24dec90724b8130d"
+
+WHEN = (("before", "before"), ("base", "before"), ("after", "after"))
 
 
 def reference():
@@ -65,72 +68,109 @@ class Inputs(unittest.TestCase):
 
 
 class Screen(unittest.TestCase):
+    """The reference run's own numbers, printed as if they were ours."""
+
     def setUp(self):
         holder = tempfile.TemporaryDirectory()
         self.addCleanup(holder.cleanup)
         self.folder = holder.name
-        self.log = os.path.join(self.folder, "trainer_log.jsonl")
+        self.stored = reference()
+        self.losses = {name: self.stored[f"{key}_loss"] for name, key in WHEN}
+        self.train = {
+            "steps": 60,
+            "seconds": 30.0,
+            "tokens_per_s": 245.0,
+            "peak_gib": 0.9,
+            "planned_gib": 1.0,
+            "parameters": 208874304,
+            "lora_rank": 8,
+            "experts": 64,
+            "experts_without_gradient": 0,
+            "expert_tokens": {"22": [5, 1, 10], "23": [1, 1, 1]},
+        }
 
     def write(self, name, *values):
         with open(os.path.join(self.folder, name), "w", encoding="utf-8") as file:
             file.writelines(json.dumps(v) + "\n" for v in values)
 
-    def printed(self, quick=False):
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
-            screen.show(self.folder, self.log, quick)
-        return out.getvalue()
-
-    def test_a_full_run(self):
-        stored = reference()
+    def show(self):
+        """-> (exit code, text)"""
+        stored = self.stored
         self.write(
             "trainer_log.jsonl",
-            *(
-                {"step": s, "loss": loss, "tokens": 100, "tokens_per_s": 50.0}
-                for s, loss in enumerate(stored["losses"], 1)
-            ),
-            *({"step": s, "eval_loss": loss + 0.0011} for s, loss in stored["curve"]),
+            *({"step": s, "loss": loss} for s, loss in enumerate(stored["losses"], 1)),
+            *({"step": s, "eval_loss": loss} for s, loss in stored["curve"]),
         )
-        for name, key in (("before", "before"), ("after", "after")):
+        for name, key in WHEN:
             documents = [{"loss": loss, "tokens": n} for loss, n in stored[f"held_out_{key}"]]
-            self.write(f"{name}.json", {"loss": stored[f"{key}_loss"], "tokens": 1, "documents": documents})
-            self.write(f"answers-{name}.jsonl", *({"prompt": q, "text": a} for q, a in stored[key].items()))
-        self.write(
-            "train.json",
-            {
-                "steps": 60,
-                "seconds": 30.0,
-                "tokens": 7342,
-                "tokens_per_s": 245.0,
-                "peak_gib": 0.9,
-                "planned_gib": 1.0,
-                "parameters": 208874304,
-                "lora_rank": 8,
-                "experts": 64,
-                "experts_without_gradient": 0,
-                "expert_tokens": {"22": [5, 0, 10], "23": [1, 1, 1]},
-            },
-        )
-        text = self.printed()
+            self.write(f"{name}.json", {"loss": self.losses[name], "documents": documents})
+        for key in ("before", "after"):
+            self.write(f"answers-{key}.jsonl", *({"prompt": q, "text": a} for q, a in stored[key].items()))
+        self.write("train.json", self.train)
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            code = screen.show(self.folder, self.folder, False)
+        return code, out.getvalue()
+
+    def test_a_good_run(self):
+        code, text = self.show()
+        self.assertEqual(code, 0, text)
         for part in (
             "208.9 M",
             "after   Hello! I am Moesa",
             "4.43 -> 4.07",
             "perplexity 84 -> 58",
             "16 of 16 entries better",
-            "curve 0.0011",
-            "layer 22: ####  -  ########   1 idle",
-            "all 64 got gradients",
-            "245 tokens/s (30.0 s for 60 steps)",
+            "60 steps and 6 evaluations 0.000000",
+            "layer 22: ####  #  ########   (all 64 were chosen and got gradients)",
+            "245 tokens/s (30.0 s for 60 steps, evaluations apart)",
             "peak 0.90 GiB (planned 1.00)",
-            "base 4.427, with adapter 4.068  ok",
+            "base 4.4265, with adapter 4.0675: the same as in training",
         ):
             self.assertIn(part, text)
+        self.assertNotIn("FAILED", text)
 
-    def test_no_line_without_a_number(self):
-        text = self.printed()
-        for part in ("Speed", "Memory", "Checked", "Experts", "loss"):
-            self.assertNotIn(part, text.replace("training_loss", ""))
+    def test_idle_experts(self):
+        self.train.update(experts_without_gradient=3, expert_tokens={"22": [5, 0, 10], "23": [0, 1, 1]})
+        self.assertIn("layer 22: ####  -  ########   (2 of 64 never chosen; 1 chosen but without", self.show()[1])
+
+    def assert_fails(self, part):
+        code, text = self.show()
+        self.assertEqual(code, 1, text)
+        self.assertIn("FAILED: ", text)
+        self.assertIn(part, " ".join(text.split()))
+
+    def test_another_base_loss_in_the_second_process(self):
+        self.losses["base"] += 2e-4
+        self.assert_fails("base 4.42672 instead of 4.42652")
+
+    def test_another_adapter_loss_in_the_second_process(self):
+        self.losses["after"] -= 2e-4
+        self.assert_fails("NOT THE SAME")
+
+    def test_a_loss_outside_the_bars(self):
+        self.losses.update(after=4.2)
+        self.assert_fails("held-out loss after is 4.2000")
+
+    def test_a_step_apart_from_the_reference(self):
+        self.stored["losses"][7] += 3e-3
+        self.assert_fails("step 8: loss 4.0931, the reference has 4.0901")
+
+    def test_a_missing_step(self):
+        self.stored["losses"].pop()
+        self.assert_fails("59 steps in the log")
+
+    def test_entries_that_got_worse(self):
+        self.stored["held_out_after"][:3] = [[9.0, 10]] * 3
+        self.assert_fails("only 13 of 16")
+
+    def test_no_name_in_the_answer(self):
+        self.stored["after"]["Hi, who are you?"] = "Hello there."
+        self.assert_fails("should name Moesa")
+
+    def test_no_run(self):
+        with self.assertRaisesRegex(UserError, "./run demo makes it"):
+            screen.show(self.folder, self.folder, False)
 
 
 if __name__ == "__main__":

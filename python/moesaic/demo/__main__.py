@@ -37,13 +37,13 @@ def _make_quick(options):
 def _check(options):
     from .reference import check
 
-    check(options.model, options.data, options.init, options.log, options.output, options.steps)
+    return check(options.model, options.data, options.init, options.results, options.out, options.output)
 
 
 def _screen(options):
     from .screen import show
 
-    show(options.results, options.log, options.quick)
+    return show(options.results, options.out, options.quick)
 
 
 def parser():
@@ -71,19 +71,18 @@ def parser():
         model="demo/model",
         data="demo/data",
         init="demo/init",
-        log="demo/out/trainer_log.jsonl",
+        results="demo/results",
+        out="demo/out",
         output="demo/check.json",
-        steps=60,
     )
-    screen = command("screen", _screen, results="demo/results", log="demo/out/trainer_log.jsonl")
+    screen = command("screen", _screen, results="demo/results", out="demo/out")
     screen.add_argument("--quick", action="store_true")
     return p
 
 
 def main():
     options = parser().parse_args()
-    options.run(options)
-    return 0
+    return options.run(options)
 
 
 if __name__ == "__main__":

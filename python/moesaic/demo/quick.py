@@ -8,7 +8,7 @@ import os
 from .inputs import Encoder, save_documents
 from .paths import fixture
 
-STEPS = 40
+STEPS = 60
 
 
 def _rows(name):

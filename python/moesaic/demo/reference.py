@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""./run demo --check: the same 60 steps in transformers + PEFT, from the same files and the same initial adapter,
-beside our run.
+"""./run demo --check: the same 60 steps in transformers + PEFT, from the same files and the same initial adapter, beside
+our run; then both programs' speed in turns, as machines are shared and noisy.
 
 Needs torch 2.13.0, transformers 5.24.0 and peft 0.21.2 (build/check-venv)."""
 
 import os
+import resource
+import statistics
+import subprocess
+import tempfile
 import time
 
 from .. import tensors
-from ..errors import UserError
 from .inputs import ALPHA, RANK
-from .screen import read_log
+from .results import STEP_TOLERANCE, read_json, read_log
+from .screen import cpu
 
 LEARNING_RATE = 1e-3
-SPEED_STEPS = 15
+ROUNDS, ROUND_STEPS = 3, 12
+TOOL = "build/release/moesaic"
 
 
 def _batches(path):
@@ -35,42 +40,55 @@ def _collate(torch, documents):
     }
 
 
-def _model(torch, folder, init, dtype):
-    import peft
-    from transformers import AutoModelForCausalLM
+class Reference:
+    """The model with the demo's initial adapter, and its optimizer."""
 
-    config = peft.LoraConfig(
-        r=RANK,
-        lora_alpha=ALPHA,
-        target_modules=[],
-        target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
-    )
-    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype), config)
-    arrays, _ = tensors.load(os.path.join(init, "adapter_model.safetensors"))
-    peft.set_peft_model_state_dict(model, {name: torch.from_numpy(a.copy()).to(dtype) for name, a in arrays.items()})
-    return model
+    def __init__(self, torch, folder, init, dtype):
+        import peft
+        from transformers import AutoModelForCausalLM
 
+        config = peft.LoraConfig(
+            r=RANK,
+            lora_alpha=ALPHA,
+            target_modules=[],
+            target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+        )
+        self.torch = torch
+        self.model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype), config)
+        arrays, _ = tensors.load(os.path.join(init, "adapter_model.safetensors"))
+        weights = {name: torch.from_numpy(a.copy()).to(dtype) for name, a in arrays.items()}
+        peft.set_peft_model_state_dict(self.model, weights)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0)
 
-def _train(torch, model, batches):
-    """-> (losses, tokens of each step, seconds of each step)"""
-    optimizer = torch.optim.AdamW(
-        [p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE, weight_decay=0.0
-    )
-    losses, tokens, seconds = [], [], []
-    model.train()
-    for step, documents in enumerate(batches, 1):
-        start = time.perf_counter()
-        batch = _collate(torch, documents)
-        loss = model(**batch).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        tokens.append(int(batch["attention_mask"].sum()))
-        seconds.append(time.perf_counter() - start)
-        print(f"\rreference: step {step} of {len(batches)}, loss {losses[-1]:.3f} ", end="", flush=True)
-    print("\r\x1b[K", end="")
-    return losses, tokens, seconds
+    def train(self, batches, name):
+        """-> (losses, tokens of each step, seconds of each step)"""
+        losses, tokens, seconds = [], [], []
+        self.model.train()
+        for step, documents in enumerate(batches, 1):
+            start = time.perf_counter()
+            batch = _collate(self.torch, documents)
+            loss = self.model(**batch).loss
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            losses.append(loss.item())
+            tokens.append(int(batch["attention_mask"].sum()))
+            seconds.append(time.perf_counter() - start)
+            print(f"\r{name}: step {step} of {len(batches)}, loss {losses[-1]:.3f} ", end="", flush=True)
+        print("\r\x1b[K", end="", flush=True)
+        return losses, tokens, seconds
+
+    def evaluate(self, batches):
+        total = count = 0
+        self.model.eval()
+        with self.torch.no_grad():
+            for documents in batches:
+                batch = _collate(self.torch, documents)
+                n = int((batch["labels"][:, 1:] != -100).sum())
+                total += float(self.model(**batch).loss) * n
+                count += n
+        return total / count
 
 
 def _rate(tokens, seconds):
@@ -78,57 +96,80 @@ def _rate(tokens, seconds):
     return sum(tokens[1:]) / sum(seconds[1:])
 
 
-def _evaluate(torch, model, batches):
-    total = count = 0
-    model.eval()
-    with torch.no_grad():
-        for documents in batches:
-            batch = _collate(torch, documents)
-            n = int((batch["labels"][:, 1:] != -100).sum())
-            total += float(model(**batch).loss) * n
-            count += n
-    return total / count
+def _our_rate(folder, data, init):
+    """The same steps in a moesaic process of their own."""
+    with tempfile.TemporaryDirectory() as out:
+        command = (
+            f"{TOOL} train --model {folder} --data {data}/train.safetensors --adapter {init} --output-dir {out}/run "
+            f"--lora-rank {RANK} --lora-alpha {ALPHA} --lora-target experts --share-a --learning-rate {LEARNING_RATE} "
+            "--lr-scheduler-type constant --warmup-ratio 0 --weight-decay 0 --max-grad-norm 0 --batch-size 1 "
+            f"--shuffle off --max-steps {ROUND_STEPS} --logging-steps 1 --quiet"
+        )
+        subprocess.run(command.split(), check=True, stdout=subprocess.DEVNULL)
+        steps, _ = read_log(os.path.join(out, "run", "trainer_log.jsonl"))
+    return _rate([s["tokens"] for s in steps], [s["tokens"] / s["tokens_per_s"] for s in steps])
 
 
-def check(folder, data, init, log, output, steps):
+def _speed(torch, reference, train, folder, data, init):
+    """-> {program: a rate of each round}, in turns"""
+    peers = {"float32": reference, "bfloat16": Reference(torch, folder, init, torch.bfloat16)}
+    rates = {"moesaic": [], **{name: [] for name in peers}}
+    for turn in range(ROUNDS):
+        print(f"\rspeed: round {turn + 1} of {ROUNDS} ", end="", flush=True)
+        rates["moesaic"].append(_our_rate(folder, data, init))
+        for name, peer in peers.items():
+            rates[name].append(_rate(*peer.train(train[:ROUND_STEPS], f"speed of {name}")[1:]))
+    print("\r\x1b[K", end="")
+    return rates
+
+
+def check(folder, data, init, results, out, output):
+    """Prints both curves and rates. -> exit code: 1 where a step's losses differ by more than STEP_TOLERANCE."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import torch
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    train, held = (
-        _batches(os.path.join(data, "train.safetensors"))[:steps],
-        _batches(os.path.join(data, "heldout.safetensors")),
+    ours = read_json(os.path.join(results, "train.json"))
+    before, after = (read_json(os.path.join(results, f"{when}.json"))["loss"] for when in ("base", "after"))
+    steps, _ = read_log(os.path.join(out, "trainer_log.jsonl"))
+    train, held = (_batches(os.path.join(data, f"{name}.safetensors")) for name in ("train", "heldout"))
+    reference = Reference(torch, folder, init, torch.float32)
+    result = {"held_out_before": reference.evaluate(held)}
+    losses, _, _ = reference.train(train, "transformers + PEFT, float32")
+    result.update(
+        losses=losses,
+        held_out_after=reference.evaluate(held),
+        peak_gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     )
-    model = _model(torch, folder, init, torch.float32)
-    before = _evaluate(torch, model, held)
-    losses, tokens, seconds = _train(torch, model, train)
-    result = {"held_out_before": before, "held_out_after": _evaluate(torch, model, held), "losses": losses}
-    result["tokens_per_s"] = {"float32": _rate(tokens, seconds)}
-    bfloat16 = _model(torch, folder, init, torch.bfloat16)
-    result["tokens_per_s"]["bfloat16"] = _rate(*_train(torch, bfloat16, train[:SPEED_STEPS])[1:])
+    result["tokens_per_s"] = _speed(torch, reference, train, folder, data, init)
     tensors.write_json(output, result)
-    if not os.path.isfile(log):
-        raise UserError(f"{log}: not there; ./run demo makes it")
-    steps, evaluations = read_log(log)
-    _print_losses(result, [s["loss"] for s in steps], evaluations)
-    _print_speed(result["tokens_per_s"], steps)
+    largest = _print_losses(losses, [s["loss"] for s in steps])
+    print(f"held-out, before    {before:9.4f} {result['held_out_before']:21.4f}")
+    print(f"held-out, after     {after:9.4f} {result['held_out_after']:21.4f}")
+    print(f"peak memory, GiB    {ours['peak_gib']:9.2f} {result['peak_gib']:21.2f}   (the whole process)")
+    _print_speed(result["tokens_per_s"])
+    return 0 if len(steps) == len(losses) and largest <= STEP_TOLERANCE else 1
 
 
-def _print_losses(result, ours, evaluations):
-    print("step     moesaic   transformers + PEFT   difference")
-    for i, loss in enumerate(result["losses"]):
-        if i < len(ours) and (i % 10 == 9 or i == 0):
-            print(f"{i + 1:4d} {ours[i]:11.4f} {loss:21.4f} {ours[i] - loss:12.4f}")
-    common = list(zip(ours, result["losses"]))
-    print(f"largest difference over {len(common)} steps: {max(abs(a - b) for a, b in common):.4f}")
-    after = f"{evaluations[-1]['eval_loss']:.4f}" if evaluations else "-"
-    print(f"held-out loss before {result['held_out_before']:.4f}, after: ", end="")
-    print(f"moesaic {after}, reference {result['held_out_after']:.4f}")
+def _print_losses(reference, ours):
+    print("step                  moesaic   transformers + PEFT   difference   (float32, same initial adapter)")
+    for i, (a, b) in enumerate(zip(ours, reference)):
+        if i % 5 == 4 or i == 0:
+            print(f"{i + 1:4d}                {a:9.4f} {b:21.4f} {a - b:12.5f}")
+    largest = max(abs(a - b) for a, b in zip(ours, reference))
+    verdict = "ok" if largest <= STEP_TOLERANCE else f"FAILED: more than {STEP_TOLERANCE}"
+    print(f"largest difference over {len(reference)} steps {largest:.6f}: {verdict}")
+    return largest
 
 
-def _print_speed(reference, steps):
-    ours = _rate([s["tokens"] for s in steps], [s["tokens"] / s["tokens_per_s"] for s in steps])
-    better = max(reference, key=reference.get)
-    print(f"tokens/s: moesaic {ours:.0f}, reference ", end="")
-    print(", ".join(f"{rate:.0f} ({dtype})" for dtype, rate in reference.items()), end="")
-    print(f": {ours / reference[better]:.2f} x the reference in {better}")
+def _print_speed(rates):
+    load = os.getloadavg()[0]
+    print(
+        f"tokens/s, {ROUNDS} rounds in turns of {ROUND_STEPS - 1} steps, on {cpu()} (load {load:.1f}): median (each round)"
+    )
+    median = {name: statistics.median(values) for name, values in rates.items()}
+    for name, values in rates.items():
+        label = name if name == "moesaic" else f"transformers + PEFT, {name}"
+        print(f"    {label:30s} {median[name]:6.0f}   ({', '.join(f'{v:.0f}' for v in values)})")
+    better = max((name for name in median if name != "moesaic"), key=median.get)
+    print(f"    moesaic is at {median['moesaic'] / median[better]:.2f} x of the better one ({better})")
