@@ -16,27 +16,27 @@ static void clear(const struct moe_experts *l, struct moe_expert_grad *g, int pa
 		memset(g->down_a + j * I + n0, 0, (size_t)(n1 - n0) * sizeof(float));
 }
 
+static void one(const struct moe_expert_args *a, int index, const struct moe_expert *e,
+		struct moe_expert_rows *rows, struct moe_worker *worker)
+{
+	const struct moe_experts *l = a->layer;
+	struct moe_expert_grad grad = moe_expert_grad_of(l, a->part, index);
+
+	if (a->first)
+		clear(l, &grad, a->part, a->c0, a->c1);
+	if (!rows->m)
+		return;
+	if (l->tokens_seen && a->part == 0 && a->c0 == 0 &&
+	    a->c1 > 0) /* micro-batches may overlap */
+		__atomic_fetch_add(&l->tokens_seen[index], rows->m, __ATOMIC_RELAXED);
+	if (a->head)
+		moe_kernels()->expert_scatter(e, rows);
+	moe_kernels()->expert_down_bwd(e, rows, &grad, a->c0, a->c1, worker->scratch);
+}
+
 static void run(const void *args, struct moe_worker *worker)
 {
-	const struct moe_expert_args *a = args;
-	const struct moe_experts *l = a->layer;
-
-	worker->rows = moe_group_rows(a);
-	for (int e = l->group_first[a->group]; e < l->group_first[a->group + 1]; e++) {
-		struct moe_expert expert = moe_expert_of(l, a->part, e);
-		struct moe_expert_rows rows = moe_expert_rows_of(l, a->state, a->part, e);
-		struct moe_expert_grad grad = moe_expert_grad_of(l, a->part, e);
-
-		if (a->first)
-			clear(l, &grad, a->part, a->c0, a->c1);
-		if (!rows.m)
-			continue;
-		if (l->tokens_seen && a->part == 0 && a->c0 == 0) /* micro-batches may overlap */
-			__atomic_fetch_add(&l->tokens_seen[e], rows.m, __ATOMIC_RELAXED);
-		if (a->head)
-			moe_kernels()->expert_scatter(&expert, &rows);
-		moe_kernels()->expert_down_bwd(&expert, &rows, &grad, a->c0, a->c1, worker->scratch);
-	}
+	moe_group_run(args, true, one, worker);
 }
 
 static double cost_us(const void *args)

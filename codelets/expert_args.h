@@ -6,16 +6,25 @@
 #include "codelets/moe.h"
 
 struct moe_codelet;
+struct moe_worker;
 
 struct moe_expert_args {
 	const struct moe_experts *layer;
 	const struct moe_experts_state *state;
 	int part, group;
-	int c0, c1;	 /* chunks of I or H */
-	bool head;	 /* gather or scatter first: this is the group's only slice */
-	bool first;	 /* first micro-batch of the window: clear the gradients */
+	int c0, c1; /* chunks of I or H */
+	bool head;  /* gather or scatter first: this is the group's only slice */
+	bool first; /* first micro-batch of the window: clear the gradients */
 };
 
+/* What a codelet does with one expert of the group; rows->m may be 0 where empty ones are wanted.
+ */
+typedef void (*moe_expert_op)(const struct moe_expert_args *a, int index,
+			      const struct moe_expert *e, struct moe_expert_rows *rows,
+			      struct moe_worker *worker);
+/* Runs op on the group's experts in order; without `empty` only on those that have rows. */
+void moe_group_run(const struct moe_expert_args *a, bool empty, moe_expert_op op,
+		   struct moe_worker *worker);
 /* Rows of the group in this micro-batch. */
 int64_t moe_group_rows(const struct moe_expert_args *a);
 /* Microseconds of a GEMM over the group's rows with n columns and depth k in the reference path. */

@@ -2,27 +2,24 @@
 #include "codelets/gate_up_bwd.h"
 #include "engine/codelet.h"
 
+static void one(const struct moe_expert_args *a, int index, const struct moe_expert *e,
+		struct moe_expert_rows *rows, struct moe_worker *worker)
+{
+	(void)index;
+	moe_kernels()->expert_gate_up_bwd(e, rows, a->c0, a->c1, worker->scratch);
+}
+
 static void run(const void *args, struct moe_worker *worker)
 {
-	const struct moe_expert_args *a = args;
-	const struct moe_experts *l = a->layer;
-
-	worker->rows = moe_group_rows(a);
-	for (int e = l->group_first[a->group]; e < l->group_first[a->group + 1]; e++) {
-		struct moe_expert expert = moe_expert_of(l, a->part, e);
-		struct moe_expert_rows rows = moe_expert_rows_of(l, a->state, a->part, e);
-
-		if (!rows.m)
-			continue;
-		moe_kernels()->expert_gate_up_bwd(&expert, &rows, a->c0, a->c1, worker->scratch);
-	}
+	moe_group_run(args, false, one, worker);
 }
 
 static double cost_us(const void *args)
 {
 	const struct moe_expert_args *a = args;
 
-	return moe_group_gemm_us(a, 2.0 * MOE_CHUNK * (a->c1 - a->c0), (double)a->layer->part[a->part].I);
+	return moe_group_gemm_us(a, 2.0 * MOE_CHUNK * (a->c1 - a->c0),
+				 (double)a->layer->part[a->part].I);
 }
 
 MOE_CODELET(gate_up_bwd, run, cost_us);

@@ -2,20 +2,16 @@
 #include "codelets/gather.h"
 #include "engine/codelet.h"
 
+static void one(const struct moe_expert_args *a, int index, const struct moe_expert *e,
+		struct moe_expert_rows *rows, struct moe_worker *worker)
+{
+	(void)a, (void)index, (void)worker;
+	moe_kernels()->expert_gather(e, rows);
+}
+
 static void run(const void *args, struct moe_worker *worker)
 {
-	const struct moe_expert_args *a = args;
-	const struct moe_experts *l = a->layer;
-
-	worker->rows = moe_group_rows(a);
-	for (int e = l->group_first[a->group]; e < l->group_first[a->group + 1]; e++) {
-		struct moe_expert expert = moe_expert_of(l, a->part, e);
-		struct moe_expert_rows rows = moe_expert_rows_of(l, a->state, a->part, e);
-
-		if (!rows.m)
-			continue;
-		moe_kernels()->expert_gather(&expert, &rows);
-	}
+	moe_group_run(args, false, one, worker);
 }
 
 static double cost_us(const void *args)

@@ -27,33 +27,29 @@ static void sum_parts(const struct moe_experts *l, const struct moe_experts_stat
 	}
 }
 
+static void one(const struct moe_expert_args *a, int index, const struct moe_expert *e,
+		struct moe_expert_rows *rows, struct moe_worker *worker)
+{
+	const struct moe_experts *l = a->layer;
+	struct moe_expert_grad grad = moe_expert_grad_of(l, a->part, index);
+	float *v = worker->scratch, *wg = v + (size_t)rows->m * (size_t)l->r;
+
+	if (a->first) {
+		memset(grad.a_gu, 0, (size_t)l->a_gu.piece * sizeof(float));
+		memset(grad.down_b, 0, (size_t)l->down_b.piece * sizeof(float));
+	}
+	if (!rows->m)
+		return;
+	sum_parts(l, a->state, index, l->r, true, v);
+	sum_parts(l, a->state, index, 2 * l->r, false, wg);
+	rows->v = v;
+	rows->wg = wg;
+	moe_kernels()->expert_lora_grad(e, rows, &grad, wg + (size_t)rows->m * 2 * (size_t)l->r);
+}
+
 static void run(const void *args, struct moe_worker *worker)
 {
-	const struct moe_expert_args *a = args;
-	const struct moe_experts *l = a->layer;
-	float *v, *wg;
-
-	worker->rows = moe_group_rows(a);
-	for (int e = l->group_first[a->group]; e < l->group_first[a->group + 1]; e++) {
-		struct moe_expert expert = moe_expert_of(l, a->part, e);
-		struct moe_expert_rows rows = moe_expert_rows_of(l, a->state, a->part, e);
-		struct moe_expert_grad grad = moe_expert_grad_of(l, a->part, e);
-
-		if (a->first) {
-			memset(grad.a_gu, 0, (size_t)l->a_gu.piece * sizeof(float));
-			memset(grad.down_b, 0, (size_t)l->down_b.piece * sizeof(float));
-		}
-		if (!rows.m)
-			continue;
-		v = worker->scratch;
-		wg = v + (size_t)rows.m * (size_t)l->r;
-		sum_parts(l, a->state, e, l->r, true, v);
-		sum_parts(l, a->state, e, 2 * l->r, false, wg);
-		rows.v = v;
-		rows.wg = wg;
-		moe_kernels()->expert_lora_grad(&expert, &rows, &grad,
-						wg + (size_t)rows.m * 2 * (size_t)l->r);
-	}
+	moe_group_run(args, true, one, worker);
 }
 
 static double cost_us(const void *args)
