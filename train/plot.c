@@ -116,15 +116,21 @@ static void line(struct plot *p, const struct moe_train_log *log, const char *cl
 	emit(p, "\"/>\n");
 }
 
-static void points(struct plot *p, const struct moe_train_log *log)
+/* Whether there was one. */
+static bool points(struct plot *p, const struct moe_train_log *log)
 {
+	bool any = false;
+
 	for (int64_t i = 0; i < log->n; i++) {
 		const struct moe_train_event *e = &log->entry[i].event;
 
-		if (log->entry[i].eval && isfinite(e->eval_loss))
+		if (log->entry[i].eval && isfinite(e->eval_loss)) {
 			emit(p, "<circle class=\"eval\" cx=\"%.1f\" cy=\"%.1f\" r=\"3\"/>\n",
 			     px(p, (double)e->step), py(p, e->eval_loss));
+			any = true;
+		}
 	}
+	return any;
 }
 
 enum moe_status moe_train_plot(const struct moe_train_log *log)
@@ -132,6 +138,7 @@ enum moe_status moe_train_plot(const struct moe_train_log *log)
 	struct plot p = { 0 };
 	char *path = moe_path_join(log->dir, "training_loss.svg");
 	enum moe_status st;
+	bool evaluated;
 
 	set_range(&p, log);
 	emit(&p,
@@ -150,13 +157,12 @@ enum moe_status moe_train_plot(const struct moe_train_log *log)
 	line(&p, log, "raw", false, 0);
 	line(&p, log, "mean", false, SMOOTHING);
 	line(&p, log, "eval", true, 0);
-	points(&p, log);
+	evaluated = points(&p, log);
 	emit(&p,
 	     "<text x=\"%d\" y=\"22\" font-size=\"14\">Training loss</text>"
-	     "<text x=\"%d\" y=\"22\" text-anchor=\"end\">thin: each step, thick: running mean, "
-	     "red: held-out"
+	     "<text x=\"%d\" y=\"22\" text-anchor=\"end\">thin: each step, thick: running mean%s"
 	     "</text>\n</svg>\n",
-	     LEFT, WIDTH - RIGHT);
+	     LEFT, WIDTH - RIGHT, evaluated ? ", red: held-out" : "");
 	st = path && !p.failed ? moe_file_write(path, p.text, p.n)
 			       : moe_fail(MOE_ERR_NOMEM, "no memory for the loss plot");
 	moe_free(path);
