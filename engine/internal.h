@@ -128,4 +128,17 @@ void moe_engine_drain_end(struct moe_engine *e);
 void moe_engine_task_done(struct moe_engine *e, struct moe_ticket *ticket);
 bool moe_engine_policy_obeys_masks(const char *policy);
 
+/* parts.c: into parts [n_parts] from the caller's list; into e->parts by params and topology */
+enum moe_status moe_parts_from_specs(const struct moe_engine *e, const struct moe_part_spec *specs,
+				     struct moe_part *parts);
+enum moe_status moe_parts_make(struct moe_engine *e, const struct moe_engine_params *params);
+/* starpu_start.c: *workers 0 becomes the number to start */
+enum moe_status moe_starpu_check_policy(const char *policy);
+enum moe_status moe_starpu_check_workers(struct moe_engine *e, int *workers);
+enum moe_status moe_starpu_start(struct moe_engine *e, int workers);
+/* idle.c */
+void *moe_idle_main(void *engine);
+void moe_idle_apply_pause(struct moe_engine *e); /* under idle_lock */
+void moe_idle_drain(struct moe_engine *e, atomic_llong *count);
+
 #endif

@@ -8,6 +8,7 @@ import os
 import resource
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -17,7 +18,7 @@ from .results import STEP_TOLERANCE, read_json, read_log
 from .screen import cpu
 
 LEARNING_RATE = 1e-3
-ROUNDS, ROUND_STEPS = 3, 12
+ROUNDS, ROUND_STEPS = 5, 8
 TOOL = "build/release/moesaic"
 
 
@@ -38,6 +39,12 @@ def _collate(torch, documents):
         "labels": torch.tensor([labels + [-100] * (n - len(labels)) for _, labels in documents]),
         "attention_mask": torch.tensor([[1] * len(ids) + [0] * (n - len(ids)) for ids, _ in documents]),
     }
+
+
+def _say(text):
+    """On a terminal, a line that the next one replaces."""
+    if sys.stdout.isatty():
+        print(f"\r\x1b[K{text}", end="", flush=True)
 
 
 class Reference:
@@ -75,8 +82,8 @@ class Reference:
             losses.append(loss.item())
             tokens.append(int(batch["attention_mask"].sum()))
             seconds.append(time.perf_counter() - start)
-            print(f"\r{name}: step {step} of {len(batches)}, loss {losses[-1]:.3f} ", end="", flush=True)
-        print("\r\x1b[K", end="", flush=True)
+            _say(f"{name}: step {step} of {len(batches)}, loss {losses[-1]:.3f}")
+        _say("")
         return losses, tokens, seconds
 
     def evaluate(self, batches):
@@ -115,11 +122,11 @@ def _speed(torch, reference, train, folder, data, init):
     peers = {"float32": reference, "bfloat16": Reference(torch, folder, init, torch.bfloat16)}
     rates = {"moesaic": [], **{name: [] for name in peers}}
     for turn in range(ROUNDS):
-        print(f"\rspeed: round {turn + 1} of {ROUNDS} ", end="", flush=True)
+        _say(f"speed of moesaic, round {turn + 1} of {ROUNDS}")
         rates["moesaic"].append(_our_rate(folder, data, init))
         for name, peer in peers.items():
-            rates[name].append(_rate(*peer.train(train[:ROUND_STEPS], f"speed of {name}")[1:]))
-    print("\r\x1b[K", end="")
+            rates[name].append(_rate(*peer.train(train[:ROUND_STEPS], f"speed of {name}, round {turn + 1} of {ROUNDS}")[1:]))
+    _say("")
     return rates
 
 
@@ -164,9 +171,7 @@ def _print_losses(reference, ours):
 
 def _print_speed(rates):
     load = os.getloadavg()[0]
-    print(
-        f"tokens/s, {ROUNDS} rounds in turns of {ROUND_STEPS - 1} steps, on {cpu()} (load {load:.1f}): median (each round)"
-    )
+    print(f"tokens/s on {cpu()}, load {load:.1f}; {ROUNDS} rounds in turns, {ROUND_STEPS - 1} steps each: median (all)")
     median = {name: statistics.median(values) for name, values in rates.items()}
     for name, values in rates.items():
         label = name if name == "moesaic" else f"transformers + PEFT, {name}"

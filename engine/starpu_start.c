@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Starting StarPU. Settings are checked first, because it clamps or falls back silently. */
+#include "engine/internal.h"
+
+#include <cblas.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+const char *moe_policy_name(int index, int *masks)
+{
+	struct starpu_sched_policy **list = starpu_sched_get_predefined_policies();
+
+	for (int i = 0; list && list[i]; i++)
+		if (i == index) {
+			if (masks)
+				*masks = moe_engine_policy_obeys_masks(list[i]->policy_name);
+			return list[i]->policy_name;
+		}
+	return NULL;
+}
+
+enum moe_status moe_starpu_check_policy(const char *policy)
+{
+	char known[600];
+	const char *name;
+	size_t at = 0;
+
+	if (!strcmp(policy, "heteroprio") || !strcmp(policy, "graph_test"))
+		return moe_fail(MOE_ERR_CONFIG,
+				"policy \"%s\" needs a set-up that moesaic does not do", policy);
+	for (int i = 0; (name = moe_policy_name(i, NULL)); i++) {
+		if (!strcmp(name, policy))
+			return MOE_OK;
+		if (at < sizeof known)
+			at += (size_t)snprintf(known + at, sizeof known - at, " %s", name);
+	}
+	return moe_fail(MOE_ERR_CONFIG, "StarPU has no scheduling policy \"%s\"; known:%s", policy,
+			known);
+}
+
+/* Makes the folder with its parents; whether a file can be made in it. */
+static bool can_write(const char *dir)
+{
+	char path[PATH_MAX];
+	int fd;
+
+	if (snprintf(path, sizeof path - 16, "%s/", dir) >= (int)sizeof path - 16)
+		return false;
+	for (char *p = path + 1; *p; p++)
+		if (*p == '/') {
+			*p = 0;
+			mkdir(path, 0700);
+			*p = '/';
+		}
+	strcat(path, ".probeXXXXXX");
+	fd = mkstemp(path);
+	if (fd < 0)
+		return false;
+	close(fd);
+	unlink(path);
+	return true;
+}
+
+/* StarPU aborts when it cannot write its performance-model folder, so look before it does. */
+static enum moe_status ensure_starpu_home(void)
+{
+	static const char *const places[] = { "STARPU_HOME", "XDG_CACHE_HOME", "HOME" };
+	const char *models = getenv("STARPU_PERF_MODEL_DIR"), *home = NULL;
+	char dir[PATH_MAX];
+
+	for (size_t i = 0; !home && i < MOE_COUNT(places); i++)
+		home = getenv(places[i]);
+	snprintf(dir, sizeof dir, "%s/.starpu/sampling", home ? home : "");
+	if (models ? can_write(models) : home && can_write(dir))
+		return MOE_OK;
+	snprintf(dir, sizeof dir, "/tmp/moesaic-starpu-%u", (unsigned)geteuid());
+	if (!can_write(dir))
+		return moe_fail(
+			MOE_ERR_CONFIG,
+			"StarPU needs a folder to write to, but neither %s nor %s is writable; "
+			"set STARPU_HOME",
+			models ? models
+			: home ? home
+			       : "HOME (unset)",
+			dir);
+	setenv("STARPU_HOME", dir, 1);
+	unsetenv("STARPU_PERF_MODEL_DIR");
+	return MOE_OK;
+}
+
+enum moe_status moe_starpu_check_workers(struct moe_engine *e, int *workers)
+{
+	int max = MOE_STARPU_MAX_CPUS;
+
+	if (*workers < 0)
+		return moe_fail(MOE_ERR_ARG, "workers is %d; 0 means one per core", *workers);
+	if (*workers > max)
+		return moe_fail(
+			MOE_ERR_CONFIG,
+			"%d workers asked for, but this StarPU (%d.%d) was built for at most %d; "
+			"scripts/build-starpu builds one with raised limits",
+			*workers, STARPU_MAJOR_VERSION, STARPU_MINOR_VERSION, max);
+	if (*workers)
+		return MOE_OK;
+	*workers = MOE_MIN(e->topology.cpus, max);
+	if (e->topology.cpus > max)
+		moe_log(MOE_LOG_WARNING,
+			"only %d of %d cores are used: this StarPU was built for at most %d "
+			"workers; "
+			"scripts/build-starpu builds one with raised limits",
+			max, e->topology.cpus, max);
+	return MOE_OK;
+}
+
+/* Variables that StarPU prefers to its conf, or that would make a submission wait for its tasks. */
+static const char *const hidden[] = { "STARPU_SCHED", "STARPU_LIMIT_MAX_SUBMITTED_TASKS",
+				      "STARPU_LIMIT_MIN_SUBMITTED_TASKS" };
+
+static enum moe_status init_starpu(struct starpu_conf *conf, int *rc)
+{
+	char *kept[MOE_COUNT(hidden)] = { NULL };
+	enum moe_status st = MOE_OK;
+
+	for (size_t i = 0; i < MOE_COUNT(hidden); i++) {
+		const char *value = getenv(hidden[i]);
+
+		if (value && !(kept[i] = moe_strdup(value)))
+			st = moe_fail(MOE_ERR_NOMEM, "no memory for the engine");
+	}
+	for (size_t i = 0; i < MOE_COUNT(hidden); i++)
+		if (kept[i])
+			unsetenv(hidden[i]);
+	*rc = st == MOE_OK ? starpu_init(conf) : 0;
+	for (size_t i = 0; i < MOE_COUNT(hidden); i++) {
+		if (kept[i])
+			setenv(hidden[i], kept[i], 1);
+		moe_free(kept[i]);
+	}
+	return st;
+}
+
+enum moe_status moe_starpu_start(struct moe_engine *e, int workers)
+{
+	struct starpu_conf conf;
+	int rc;
+
+	MOE_TRY(ensure_starpu_home());
+	/* With its NUMA nodes StarPU would copy frozen weights between them. */
+	setenv("STARPU_USE_NUMA", "0", 0);
+	setenv("STARPU_SILENT", "1", 0);
+	if (workers > e->topology.cpus || e->topology.fake) {
+		setenv("STARPU_WORKERS_NOBIND", "1", 0);
+#if MOE_STARPU_HAS_GETBIND
+		setenv("STARPU_WORKERS_GETBIND", "0", 0);
+#endif
+	}
+	openblas_set_num_threads(1); /* the workers are the threads */
+	starpu_conf_init(&conf);
+	conf.precedence_over_environment_variables = 1;
+	conf.sched_policy_name = e->policy;
+	conf.ncpus = workers;
+	conf.ncuda = 0;
+	conf.nopencl = 0;
+	MOE_TRY(init_starpu(&conf, &rc));
+	if (rc)
+		return moe_fail(MOE_ERR_CONFIG, "StarPU does not start with %d workers: %s",
+				workers, strerror(-rc));
+	starpu_profiling_status_set(STARPU_PROFILING_DISABLE);
+	e->n_workers = (int)starpu_cpu_worker_get_count();
+	if (e->n_workers != workers) {
+		int got = e->n_workers;
+
+		starpu_shutdown();
+		return moe_fail(MOE_ERR_CONFIG, "StarPU started %d workers instead of %d", got,
+				workers);
+	}
+	e->min_priority = starpu_sched_get_min_priority();
+	e->max_priority = starpu_sched_get_max_priority();
+	return MOE_OK;
+}
