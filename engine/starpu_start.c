@@ -152,12 +152,14 @@ enum moe_status moe_starpu_start(struct moe_engine *e, int workers)
 	/* With its NUMA nodes StarPU would copy frozen weights between them. */
 	setenv("STARPU_USE_NUMA", "0", 0);
 	setenv("STARPU_SILENT", "1", 0);
-	if (workers > e->topology.cpus || e->topology.fake) {
+	if (workers > e->topology.cpus || e->topology.fake)
 		setenv("STARPU_WORKERS_NOBIND", "1", 0);
 #if MOE_STARPU_HAS_GETBIND
+	/* Not for more workers than cores: where this setting changes between two starts of a
+	 * process, 1.4.7 frees memory twice at the second shutdown. */
+	if (e->topology.fake)
 		setenv("STARPU_WORKERS_GETBIND", "0", 0);
 #endif
-	}
 	openblas_set_num_threads(1); /* the workers are the threads */
 	starpu_conf_init(&conf);
 	conf.precedence_over_environment_variables = 1;

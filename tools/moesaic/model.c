@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/moesaic/model.h"
+#include "tools/moesaic/start_noise.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -70,8 +71,11 @@ static int open_both(struct tool_model *m, const struct settings *s, struct moe_
 		.parts = tool_model_parts(s),
 		.policy = settings_text(s, "policy"),
 	};
-	enum moe_status st = moe_engine_open(&engine, &m->engine);
+	enum moe_status st;
 
+	start_noise_begin();
+	st = moe_engine_open(&engine, &m->engine);
+	start_noise_end();
 	if (st != MOE_OK)
 		return cli_status(st);
 	p->struct_size = sizeof *p;
