@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * bench step: trains a few steps and says where the time of the tasks goes: per kind count, total
- * and longest task, idle share, and how much of the time with two busy workers is spent on two
- * different layers or micro-batches. usage: bench_step MODEL TOKENS OUTPUT-DIR [--adapter DIR]
- * [--accumulation N] [--steps N]
- *                                  [--workers N] [--policy S] [--sequential]
+ * and longest task (by the clock, and by CPU time: the submitting thread is one more than the
+ * cores), idle share, and how much of the time with two busy workers is spent on two different
+ * layers or micro-batches. usage: bench_step MODEL TOKENS OUTPUT-DIR [--adapter DIR]
+ * [--accumulation N] [--steps N] [--workers N]
+ *                   [--policy S] [--sequential]
  */
 #include "moesaic.h"
 
@@ -17,7 +18,7 @@
 #define MAX_KINDS 128
 
 struct record {
-	double start, end;
+	double start, end, cpu;
 	struct moe_tag tag;
 };
 
@@ -40,14 +41,16 @@ static void executed(const struct moe_task_event *e, void *user)
 			abort();
 		rings[e->worker].capacity = want;
 	}
-	rings[e->worker].item[rings[e->worker].n++] = (struct record){ e->start, e->end, e->tag };
+	rings[e->worker].item[rings[e->worker].n++] =
+		(struct record){ e->start, e->end, e->cpu, e->tag };
 }
 
 static void print_kinds(int workers)
 {
 	struct {
 		long n;
-		double total, longest;
+		double total, longest, cpu;
+		int step; /* of the longest */
 	} kind[MAX_KINDS] = { 0 };
 
 	for (int w = 0; w < workers; w++)
@@ -57,15 +60,21 @@ static void print_kinds(int workers)
 
 			kind[r->tag.kind].n++;
 			kind[r->tag.kind].total += t;
-			if (t > kind[r->tag.kind].longest)
+			if (r->cpu > kind[r->tag.kind].cpu)
+				kind[r->tag.kind].cpu = r->cpu;
+			if (t > kind[r->tag.kind].longest) {
 				kind[r->tag.kind].longest = t;
+				kind[r->tag.kind].step = r->tag.step;
+			}
 		}
-	printf("%-18s %8s %10s %10s %10s\n", "kind", "tasks", "total ms", "mean us", "longest ms");
+	printf("%-18s %8s %10s %10s %10s %8s %12s\n", "kind", "tasks", "total ms", "mean us",
+	       "longest ms", "in step", "longest CPU");
 	for (int k = 0; k < MAX_KINDS; k++)
 		if (kind[k].n)
-			printf("%-18s %8ld %10.1f %10.1f %10.2f\n", moe_kind_name(k), kind[k].n,
-			       kind[k].total * 1e3, kind[k].total / (double)kind[k].n * 1e6,
-			       kind[k].longest * 1e3);
+			printf("%-18s %8ld %10.1f %10.1f %10.2f %8d %12.2f\n", moe_kind_name(k),
+			       kind[k].n, kind[k].total * 1e3,
+			       kind[k].total / (double)kind[k].n * 1e6, kind[k].longest * 1e3,
+			       kind[k].step, kind[k].cpu * 1e3);
 }
 
 /* Two sorted task lists (one worker each, so no overlap inside): time with both busy, and of it on

@@ -38,6 +38,14 @@ void moe_submit_end(struct moe_engine *e)
 	pthread_mutex_unlock(&e->lock);
 }
 
+static double thread_cpu(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+	return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
+}
+
 void moe_codelet_body(void *buffers[], void *arg)
 {
 	struct moe_record *r = arg;
@@ -45,22 +53,28 @@ void moe_codelet_body(void *buffers[], void *arg)
 	int w = starpu_worker_get_id();
 	/* a copy: scratch may grow meanwhile */
 	struct moe_worker worker = { .engine = e, .index = w };
-	double start, end;
+	bool observed = e->observer.executed != NULL;
+	double start, end, cpu = 0;
 
 	(void)buffers;
 	if (r->tag.part >= 0 && !(e->parts[r->tag.part].mask[w / 32] >> (w % 32) & 1))
 		atomic_fetch_add_explicit(&e->remote_tasks, 1, memory_order_relaxed);
 	worker.scratch = __atomic_load_n(&e->workers[w].scratch, __ATOMIC_ACQUIRE);
+	if (observed)
+		cpu = thread_cpu();
 	start = moe_now();
 	r->codelet->run(r->args, &worker);
 	end = moe_now();
 	r->tag.rows = worker.rows;
 	atomic_fetch_add_explicit(&e->busy_ns, (long long)((end - start) * 1e9),
 				  memory_order_relaxed);
-	if (e->observer.executed) {
-		struct moe_task_event event = {
-			.id = r->id, .tag = r->tag, .worker = w, .start = start, .end = end
-		};
+	if (observed) {
+		struct moe_task_event event = { .id = r->id,
+						.tag = r->tag,
+						.worker = w,
+						.start = start,
+						.end = end,
+						.cpu = thread_cpu() - cpu };
 
 		e->observer.executed(&event, e->observer.user);
 	}

@@ -235,6 +235,10 @@ static void make_head(struct maker *m, struct moe_decoder_slot *s)
 
 		h->state.hn = rows(m, MOE_TOKEN_BLOCK, d->H);
 		h->state.logits = rows(m, MOE_TOKEN_BLOCK, d->V);
+		/* a chunk's rows lie on every page of it: the first task would take all its page faults */
+		if (h->state.logits && !moe_engine_is_dry(m->e))
+			memset(h->state.logits, 0,
+			       (size_t)MOE_TOKEN_BLOCK * (size_t)d->V * sizeof(float));
 		h->state.max = rows(m, MOE_TOKEN_BLOCK, C);
 		h->state.sum = rows(m, MOE_TOKEN_BLOCK, C);
 		h->state.tgt = rows(m, MOE_TOKEN_BLOCK, 1);

@@ -3,9 +3,12 @@
  * moesaic: fine-tuning of mixture-of-experts language models on CPUs.
  *
  * The only installed header. Conventions that hold for every function:
- *  - returns enum moe_status; the text of the last failure in the calling thread is moe_last_error();
- *  - objects are opaque, made by *_create/_open and destroyed by *_destroy/_close (NULL is accepted);
- *  - params structs start with struct_size = sizeof(struct ...); zero in any other field means its default;
+ *  - returns enum moe_status; the text of the last failure in the calling thread is
+ * moe_last_error();
+ *  - objects are opaque, made by *_create/_open and destroyed by *_destroy/_close (NULL is
+ * accepted);
+ *  - params structs start with struct_size = sizeof(struct ...); zero in any other field means its
+ * default;
  *  - buffers belong to the caller and are described by struct moe_array;
  *  - nothing prints, exits or aborts.
  */
@@ -29,18 +32,18 @@ extern "C" {
 
 enum moe_status {
 	MOE_OK = 0,
-	MOE_ERR_ARG,	   /* an argument is invalid or does not fit the object */
-	MOE_ERR_NOMEM,	   /* an allocation failed */
-	MOE_ERR_NOFIT,	   /* the memory plan exceeds the limit; nothing was allocated */
-	MOE_ERR_IO,	   /* a file cannot be read or written */
-	MOE_ERR_FORMAT,	   /* a file's content is not what it claims to be */
+	MOE_ERR_ARG,	     /* an argument is invalid or does not fit the object */
+	MOE_ERR_NOMEM,	     /* an allocation failed */
+	MOE_ERR_NOFIT,	     /* the memory plan exceeds the limit; nothing was allocated */
+	MOE_ERR_IO,	     /* a file cannot be read or written */
+	MOE_ERR_FORMAT,	     /* a file's content is not what it claims to be */
 	MOE_ERR_UNSUPPORTED, /* valid, but not implemented: architecture, dtype, option */
-	MOE_ERR_CONFIG,	   /* engine settings that cannot be met (policy, workers, topology) */
-	MOE_ERR_BUSY,	   /* the object is in use by another thread or a call is pending */
-	MOE_ERR_STATE,	   /* the call is not allowed now (backward without forward, ...) */
-	MOE_ERR_RUNTIME,   /* StarPU refused something */
-	MOE_ERR_FORKED,	   /* called in a child process after fork() */
-	MOE_ERR_DIVERGED,  /* non-finite loss or gradient */
+	MOE_ERR_CONFIG,	     /* engine settings that cannot be met (policy, workers, topology) */
+	MOE_ERR_BUSY,	     /* the object is in use by another thread or a call is pending */
+	MOE_ERR_STATE,	     /* the call is not allowed now (backward without forward, ...) */
+	MOE_ERR_RUNTIME,     /* StarPU refused something */
+	MOE_ERR_FORKED,	     /* called in a child process after fork() */
+	MOE_ERR_DIVERGED,    /* non-finite loss or gradient */
 	MOE_ERR_INTERRUPTED, /* stopped on request; state was saved */
 	MOE_STATUS_COUNT
 };
@@ -80,7 +83,8 @@ struct moe_array {
 
 enum moe_log_level { MOE_LOG_DEBUG = 0, MOE_LOG_INFO, MOE_LOG_WARNING, MOE_LOG_ERROR };
 typedef void (*moe_log_fn)(enum moe_log_level level, const char *text, void *user);
-/* Where warnings and notes go; NULL drops them (the default). Process-wide; may be set at any time. */
+/* Where warnings and notes go; NULL drops them (the default). Process-wide; may be set at any time.
+ */
 MOE_API void moe_log_set(moe_log_fn fn, void *user);
 
 /* ---------------------------------------------------------------- engine */
@@ -99,40 +103,42 @@ struct moe_part_spec {
 };
 
 enum moe_placement {
-	MOE_PLACEMENT_STRICT = 0, /* a part's tasks run on its workers only (policies known to obey masks) */
-	MOE_PLACEMENT_SOFT,	  /* a part is a hint; remote runs are counted */
+	MOE_PLACEMENT_STRICT =
+		0, /* a part's tasks run on its workers only (policies known to obey masks) */
+	MOE_PLACEMENT_SOFT, /* a part is a hint; remote runs are counted */
 };
 
 struct moe_engine_params {
 	size_t struct_size;
-	int workers;	     /* 0: one per core, at most what StarPU was built for */
-	int parts;	     /* 0: one per NUMA node that has workers */
-	const char *policy;  /* StarPU scheduling policy; NULL: "lws" */
-	const char *isa;     /* kernel table; NULL: MOESAIC_ISA or the best supported */
+	int workers;	    /* 0: one per core, at most what StarPU was built for */
+	int parts;	    /* 0: one per NUMA node that has workers */
+	const char *policy; /* StarPU scheduling policy; NULL: "lws" */
+	const char *isa;    /* kernel table; NULL: MOESAIC_ISA or the best supported */
 	enum moe_placement placement;
-	int idle_spin_us;    /* idle workers spin this long, then sleep */
+	int idle_spin_us;			/* idle workers spin this long, then sleep */
 	const struct moe_part_spec *part_specs; /* NULL or `parts` entries, uneven allowed */
 };
 
 struct moe_engine_info {
 	size_t struct_size;
-	int workers, parts, nodes;	/* nodes: NUMA nodes of the topology */
-	int starpu_max_workers;		/* of this StarPU build */
+	int workers, parts, nodes; /* nodes: NUMA nodes of the topology */
+	int starpu_max_workers;	   /* of this StarPU build */
 	int starpu_version[3];
-	int fake_topology;		/* the topology is not this machine's */
-	const char *policy, *isa;	/* live as long as the engine */
-	int64_t handles;		/* registered now */
-	int64_t tasks;			/* submitted since open */
-	int64_t remote_tasks;		/* run outside their part's workers */
-	double busy_seconds;		/* of all workers together, in tasks, since open */
-	int pauses;			/* times the idle workers were put to sleep */
+	int fake_topology;	  /* the topology is not this machine's */
+	const char *policy, *isa; /* live as long as the engine */
+	int64_t handles;	  /* registered now */
+	int64_t tasks;		  /* submitted since open */
+	int64_t remote_tasks;	  /* run outside their part's workers */
+	double busy_seconds;	  /* of all workers together, in tasks, since open */
+	int pauses;		  /* times the idle workers were put to sleep */
 };
 
 MOE_API enum moe_status moe_engine_open(const struct moe_engine_params *params,
 					struct moe_engine **out);
 /* Waits for outstanding tasks. MOE_ERR_STATE while objects are left on the last reference. */
 MOE_API enum moe_status moe_engine_close(struct moe_engine *engine);
-MOE_API enum moe_status moe_engine_get_info(struct moe_engine *engine, struct moe_engine_info *info);
+MOE_API enum moe_status moe_engine_get_info(struct moe_engine *engine,
+					    struct moe_engine_info *info);
 /* Policies of the installed StarPU by index, NULL past the end. masks: may run strict parts. */
 MOE_API const char *moe_policy_name(int index, int *masks);
 
@@ -145,16 +151,19 @@ struct moe_tag {
 	int16_t part;  /* -1: any */
 	int16_t micro; /* micro-batch of the step */
 	int32_t step;
-	int64_t rows;  /* tokens or token-slot pairs worked on; known when the task has run */
+	int64_t rows; /* tokens or token-slot pairs worked on; known when the task has run */
 };
 
 struct moe_task_event {
 	uint64_t id; /* 1, 2, ... in submission order */
 	struct moe_tag tag;
-	const uint64_t *deps; /* at submission: ids this task waits for, transitively reduced per handle */
+	const uint64_t
+		*deps; /* at submission: ids this task waits for, transitively reduced per handle */
 	int n_deps;
-	int worker;	      /* after execution */
-	double start, end;    /* CLOCK_MONOTONIC seconds */
+	int worker;	   /* after execution */
+	double start, end; /* CLOCK_MONOTONIC seconds */
+	double cpu; /* seconds of the worker's CPU in it: less than end - start where others took
+		       the core */
 };
 
 /*
@@ -179,49 +188,50 @@ MOE_API const char *moe_kind_name(int kind); /* NULL past the last */
 /* ---------------------------------------------------------------- one MoE block */
 
 /*
- * Router (or the caller's ids and weights), shared experts and routed experts of one layer, with LoRA on
- * the routed experts. Names and layouts are those of Hugging Face and PEFT; y = W x.
- * Calls on one block are ordered by the caller: two threads in it at once get MOE_ERR_BUSY.
+ * Router (or the caller's ids and weights), shared experts and routed experts of one layer, with
+ * LoRA on the routed experts. Names and layouts are those of Hugging Face and PEFT; y = W x. Calls
+ * on one block are ordered by the caller: two threads in it at once get MOE_ERR_BUSY.
  */
 struct moe_block;
 
 struct moe_block_params {
 	size_t struct_size;
 	int hidden, intermediate, experts, experts_per_token;
-	const char *router;	 /* "softmax_topk", ...; NULL: ids and weights come with each forward */
-	int router_normalise;	 /* the k weights of a token are divided by their sum */
-	float aux_loss_coef;	 /* adds coef x load-balancing loss to the router's gradient */
-	int shared_intermediate; /* 0: no shared expert */
-	int shared_sigmoid;	 /* the shared expert is scaled by sigmoid(x . shared_router) */
-	int lora_rank;		 /* 0: none */
-	float lora_alpha;	 /* scale = alpha / rank */
-	int lora_share_a;	 /* gate and up have one A (PEFT's fused form) */
-	int base_gradients;	 /* gradients of base, router and shared weights too */
+	const char *router; /* "softmax_topk", ...; NULL: ids and weights come with each forward */
+	int router_normalise;	     /* the k weights of a token are divided by their sum */
+	float aux_loss_coef;	     /* adds coef x load-balancing loss to the router's gradient */
+	int shared_intermediate;     /* 0: no shared expert */
+	int shared_sigmoid;	     /* the shared expert is scaled by sigmoid(x . shared_router) */
+	int lora_rank;		     /* 0: none */
+	float lora_alpha;	     /* scale = alpha / rank */
+	int lora_share_a;	     /* gate and up have one A (PEFT's fused form) */
+	int base_gradients;	     /* gradients of base, router and shared weights too */
 	enum moe_dtype weight_dtype; /* widest dtype that weights will be set from */
-	int expected_tokens;	 /* per forward; sizes the groups. 0: 512. Buffers grow on demand */
-	int group_size;		 /* experts per task; 0: from expected_tokens. Changes no result */
-	int slices_i, slices_h;	 /* tasks per group over intermediate, hidden; 0: automatic. Changes no result */
+	int expected_tokens;	/* per forward; sizes the groups. 0: 512. Buffers grow on demand */
+	int group_size;		/* experts per task; 0: from expected_tokens. Changes no result */
+	int slices_i, slices_h; /* tasks per group over intermediate, hidden; 0: automatic. Changes
+				   no result */
 };
 
 enum moe_block_array {
-	MOE_BLOCK_GATE_PROJ = 0, /* [E, I, H] */
-	MOE_BLOCK_UP_PROJ,	 /* [E, I, H] */
-	MOE_BLOCK_DOWN_PROJ,	 /* [E, H, I] */
-	MOE_BLOCK_ROUTER,	 /* [E, H] */
-	MOE_BLOCK_SHARED_GATE,	 /* [S, H], S = shared_intermediate */
-	MOE_BLOCK_SHARED_UP,	 /* [S, H] */
-	MOE_BLOCK_SHARED_DOWN,	 /* [H, S] */
-	MOE_BLOCK_SHARED_ROUTER, /* [1, H] */
-	MOE_BLOCK_GATE_LORA_A,	 /* [E, r, H]; the same array as UP_LORA_A with lora_share_a */
-	MOE_BLOCK_UP_LORA_A,	 /* [E, r, H] */
-	MOE_BLOCK_DOWN_LORA_A,	 /* [E, r, I] */
-	MOE_BLOCK_GATE_LORA_B,	 /* [E, I, r] */
-	MOE_BLOCK_UP_LORA_B,	 /* [E, I, r] */
-	MOE_BLOCK_DOWN_LORA_B,	 /* [E, H, r] */
-	MOE_BLOCK_TOPK_IDS,	 /* [T, k] I32, of the last forward; read only from here on */
-	MOE_BLOCK_TOPK_WEIGHTS,	 /* [T, k] */
-	MOE_BLOCK_ROUTER_LOGITS, /* [T, E] */
-	MOE_BLOCK_AUX_LOSS,	 /* [1]; without its coefficient */
+	MOE_BLOCK_GATE_PROJ = 0,      /* [E, I, H] */
+	MOE_BLOCK_UP_PROJ,	      /* [E, I, H] */
+	MOE_BLOCK_DOWN_PROJ,	      /* [E, H, I] */
+	MOE_BLOCK_ROUTER,	      /* [E, H] */
+	MOE_BLOCK_SHARED_GATE,	      /* [S, H], S = shared_intermediate */
+	MOE_BLOCK_SHARED_UP,	      /* [S, H] */
+	MOE_BLOCK_SHARED_DOWN,	      /* [H, S] */
+	MOE_BLOCK_SHARED_ROUTER,      /* [1, H] */
+	MOE_BLOCK_GATE_LORA_A,	      /* [E, r, H]; the same array as UP_LORA_A with lora_share_a */
+	MOE_BLOCK_UP_LORA_A,	      /* [E, r, H] */
+	MOE_BLOCK_DOWN_LORA_A,	      /* [E, r, I] */
+	MOE_BLOCK_GATE_LORA_B,	      /* [E, I, r] */
+	MOE_BLOCK_UP_LORA_B,	      /* [E, I, r] */
+	MOE_BLOCK_DOWN_LORA_B,	      /* [E, H, r] */
+	MOE_BLOCK_TOPK_IDS,	      /* [T, k] I32, of the last forward; read only from here on */
+	MOE_BLOCK_TOPK_WEIGHTS,	      /* [T, k] */
+	MOE_BLOCK_ROUTER_LOGITS,      /* [T, E] */
+	MOE_BLOCK_AUX_LOSS,	      /* [1]; without its coefficient */
 	MOE_BLOCK_GRAD_ROUTER_LOGITS, /* [T, E] of the last backward */
 	MOE_BLOCK_ARRAYS
 };
@@ -229,14 +239,16 @@ enum moe_block_array {
 struct moe_adamw_params {
 	size_t struct_size;
 	double learning_rate, beta1, beta2, eps, weight_decay; /* decoupled decay */
-	int64_t step; /* 1 for the first update; 0: the object counts */
+	int64_t step;	      /* 1 for the first update; 0: the object counts */
 	double max_grad_norm; /* 0: no clipping */
 };
 
-MOE_API enum moe_status moe_block_create(struct moe_engine *engine, const struct moe_block_params *params,
+MOE_API enum moe_status moe_block_create(struct moe_engine *engine,
+					 const struct moe_block_params *params,
 					 struct moe_block **out);
 MOE_API void moe_block_destroy(struct moe_block *block);
-/* Copies in; shape must match exactly; floats of any dtype up to weight_dtype's size (LoRA: any). */
+/* Copies in; shape must match exactly; floats of any dtype up to weight_dtype's size (LoRA: any).
+ */
 MOE_API enum moe_status moe_block_set(struct moe_block *block, enum moe_block_array which,
 				      const struct moe_array *src);
 /* Copies out, contiguous, as F32, F64 (or I32 for ids). Weights cannot be read back. */
@@ -246,34 +258,39 @@ MOE_API enum moe_status moe_block_get(struct moe_block *block, enum moe_block_ar
 MOE_API enum moe_status moe_block_get_gradient(struct moe_block *block, enum moe_block_array which,
 					       const struct moe_array *dst);
 /*
- * x, out [T, H] float dtypes, any strides. ids [T, k] I32 or I64 (-1: slot skipped; duplicates add up) and
- * weights [T, k] only without a router. save: keep what backward needs (one forward deep).
+ * x, out [T, H] float dtypes, any strides. ids [T, k] I32 or I64 (-1: slot skipped; duplicates add
+ * up) and weights [T, k] only without a router. save: keep what backward needs (one forward deep).
  * _async returns after submission; buffers must live until moe_block_wait.
  */
 MOE_API enum moe_status moe_block_forward(struct moe_block *block, const struct moe_array *x,
-					  const struct moe_array *ids, const struct moe_array *weights,
-					  int save, const struct moe_array *out);
+					  const struct moe_array *ids,
+					  const struct moe_array *weights, int save,
+					  const struct moe_array *out);
 MOE_API enum moe_status moe_block_forward_async(struct moe_block *block, const struct moe_array *x,
 						const struct moe_array *ids,
 						const struct moe_array *weights, int save,
 						const struct moe_array *out);
-/* grad_x [T, H]; grad_weights [T, k] or NULL. Gradients add up until moe_block_update or _zero_gradients. */
-MOE_API enum moe_status moe_block_backward(struct moe_block *block, const struct moe_array *grad_out,
+/* grad_x [T, H]; grad_weights [T, k] or NULL. Gradients add up until moe_block_update or
+ * _zero_gradients. */
+MOE_API enum moe_status moe_block_backward(struct moe_block *block,
+					   const struct moe_array *grad_out,
 					   const struct moe_array *grad_x,
 					   const struct moe_array *grad_weights);
-MOE_API enum moe_status moe_block_backward_async(struct moe_block *block, const struct moe_array *grad_out,
+MOE_API enum moe_status moe_block_backward_async(struct moe_block *block,
+						 const struct moe_array *grad_out,
 						 const struct moe_array *grad_x,
 						 const struct moe_array *grad_weights);
 /* AdamW on the LoRA arrays; asynchronous, ordered before the next forward by the task graph. */
-MOE_API enum moe_status moe_block_update(struct moe_block *block, const struct moe_adamw_params *params);
+MOE_API enum moe_status moe_block_update(struct moe_block *block,
+					 const struct moe_adamw_params *params);
 MOE_API enum moe_status moe_block_zero_gradients(struct moe_block *block);
 MOE_API enum moe_status moe_block_wait(struct moe_block *block);
 
 /* ---------------------------------------------------------------- model */
 
 /*
- * A decoder from a checkpoint directory (config.json, safetensors) with a LoRA adapter on top. Calls
- * on one model are ordered by the caller; two threads in one model: MOE_ERR_BUSY.
+ * A decoder from a checkpoint directory (config.json, safetensors) with a LoRA adapter on top.
+ * Calls on one model are ordered by the caller; two threads in one model: MOE_ERR_BUSY.
  */
 struct moe_model;
 
@@ -282,21 +299,22 @@ typedef void (*moe_progress_fn)(const char *what, int64_t done, int64_t total, v
 
 struct moe_model_params {
 	size_t struct_size;
-	const char *dir;	  /* required */
-	const char *adapter;	  /* PEFT directory to start from: gives targets, ranks and alphas, or NULL */
-	int max_tokens;		  /* of a micro-batch; 0: 512 */
-	int slots;		  /* micro-batches in flight; 0: 2, or 1 for inference */
-	int inference_only;	  /* no gradients, no moments, activations of two layers */
-	int lora_rank;		  /* of attention; 0: 16, without an adapter no LoRA for inference */
-	int expert_rank;	  /* 0: lora_rank */
-	double lora_alpha;	  /* 0: 2 lora_rank, and 2 expert_rank for experts */
+	const char *dir;     /* required */
+	const char *adapter; /* PEFT directory to start from: gives targets, ranks and alphas, or
+				NULL */
+	int max_tokens;	     /* of a micro-batch; 0: 512 */
+	int slots;	     /* micro-batches in flight; 0: 2, or 1 for inference */
+	int inference_only;  /* no gradients, no moments, activations of two layers */
+	int lora_rank;	     /* of attention; 0: 16, without an adapter no LoRA for inference */
+	int expert_rank;     /* 0: lora_rank */
+	double lora_alpha;   /* 0: 2 lora_rank, and 2 expert_rank for experts */
 	const char *lora_targets; /* comma-separated; NULL: "experts,q_proj,k_proj,v_proj,o_proj" */
 	int share_a;		  /* gate and up of an expert share their A */
 	int rslora;		  /* scale is alpha / sqrt(rank) */
 	uint64_t seed;		  /* of the initial A: uniform in +-1/sqrt(in) as in PEFT; B is 0 */
-	double aux_coef;	  /* of the load-balancing loss of every MoE layer and micro-batch */
-	int64_t memory_limit;	  /* bytes; 0: what the machine has available */
-	int skip_value_check;	  /* do not look for NaN and Inf in the weights */
+	double aux_coef;      /* of the load-balancing loss of every MoE layer and micro-batch */
+	int64_t memory_limit; /* bytes; 0: what the machine has available */
+	int skip_value_check; /* do not look for NaN and Inf in the weights */
 	moe_progress_fn progress;
 	void *user;
 };
@@ -316,12 +334,14 @@ struct moe_model_info {
 	int64_t eos_ids[8];
 	int n_eos;
 	int64_t non_finite; /* NaN and Inf among the weights */
-	int64_t weight_bytes, lora_bytes, activation_bytes; /* allocated; lora: with gradients and moments */
-	int64_t handles; /* of the runtime, in use by the engine */
+	int64_t weight_bytes, lora_bytes,
+		activation_bytes; /* allocated; lora: with gradients and moments */
+	int64_t handles;	  /* of the runtime, in use by the engine */
 	double load_seconds;
 };
 
-MOE_API enum moe_status moe_model_open(struct moe_engine *engine, const struct moe_model_params *params,
+MOE_API enum moe_status moe_model_open(struct moe_engine *engine,
+				       const struct moe_model_params *params,
 				       struct moe_model **out);
 /* Waits for its tasks. */
 MOE_API void moe_model_close(struct moe_model *model);
@@ -331,48 +351,52 @@ MOE_API enum moe_status moe_model_load_adapter(struct moe_model *model, const ch
 /* Writes PEFT's form into dir. */
 MOE_API enum moe_status moe_model_save_adapter(struct moe_model *model, const char *dir);
 /*
- * One document of n ids: logits of tokens row[0..n_rows) (ascending; NULL: the last token, n_rows 1)
- * into out [n_rows, vocab] F32, contiguous.
+ * One document of n ids: logits of tokens row[0..n_rows) (ascending; NULL: the last token, n_rows
+ * 1) into out [n_rows, vocab] F32, contiguous.
  */
 MOE_API enum moe_status moe_model_logits(struct moe_model *model, const int32_t *ids, int64_t n,
-					 const int32_t *row, int64_t n_rows, const struct moe_array *out);
+					 const int32_t *row, int64_t n_rows,
+					 const struct moe_array *out);
 /*
- * Losses of documents ids[offsets[d]..offsets[d + 1]) with labels as in token files: labels[i] is for
- * token i, negative: not trained; NULL: every token but a document's first. loss [n_docs]: sums of
- * -log p; count [n_docs]: predictions (or NULL). Documents are packed; they do not see each other.
+ * Losses of documents ids[offsets[d]..offsets[d + 1]) with labels as in token files: labels[i] is
+ * for token i, negative: not trained; NULL: every token but a document's first. loss [n_docs]: sums
+ * of -log p; count [n_docs]: predictions (or NULL). Documents are packed; they do not see each
+ * other.
  */
-MOE_API enum moe_status moe_model_loss(struct moe_model *model, const int32_t *ids, const int32_t *labels,
-				       const int64_t *offsets, int64_t n_docs, double *loss, int64_t *count);
+MOE_API enum moe_status moe_model_loss(struct moe_model *model, const int32_t *ids,
+				       const int32_t *labels, const int64_t *offsets,
+				       int64_t n_docs, double *loss, int64_t *count);
 
 /* ---------------------------------------------------------------- trainer */
 
 /*
  * Fine-tunes a model's adapter on token files (made by python -m moesaic.data) and keeps the output
- * directory: trainer_log.jsonl, trainer_state.json, training_loss.svg, checkpoint-N/, and at the end the
- * adapter. A step is submitted whole; the next one is submitted while it runs.
+ * directory: trainer_log.jsonl, trainer_state.json, training_loss.svg, checkpoint-N/, and at the
+ * end the adapter. A step is submitted whole; the next one is submitted while it runs.
  */
 struct moe_trainer_params {
 	size_t struct_size;
 	const char *data;	/* token file; required */
 	const char *eval_data;	/* token file or NULL */
 	const char *output_dir; /* created; required */
-	const char *resume;	/* a checkpoint directory, "" = the newest in output_dir, NULL = none */
-	int overwrite;		/* an output directory that already has results may be used */
-	double learning_rate;	/* 0: 1e-4 */
-	const char *schedule;	/* "cosine" (default), "linear", "constant", "constant_with_warmup" */
+	const char *resume; /* a checkpoint directory, "" = the newest in output_dir, NULL = none */
+	int overwrite;	    /* an output directory that already has results may be used */
+	double learning_rate; /* 0: 1e-4 */
+	const char *schedule; /* "cosine" (default), "linear", "constant", "constant_with_warmup" */
 	double warmup_ratio, weight_decay, beta1, beta2, eps; /* betas and eps 0: .9, .999, 1e-8 */
-	double max_grad_norm;	/* 0: no clipping */
-	int batch_size;		/* packs per micro-batch; 0: as many as fit batch_tokens */
-	int batch_tokens;	/* 0: the model's max_tokens */
-	int accumulation;	/* micro-batches per step; 0: 1 */
-	double epochs;		/* 0: 3 */
-	int64_t max_steps;	/* 0: by epochs */
-	int keep_order;		/* packs in file order instead of shuffled by seed and epoch */
+	double max_grad_norm;				      /* 0: no clipping */
+	int batch_size;	   /* packs per micro-batch; 0: as many as fit batch_tokens */
+	int batch_tokens;  /* 0: the model's max_tokens */
+	int accumulation;  /* micro-batches per step; 0: 1 */
+	double epochs;	   /* 0: 3 */
+	int64_t max_steps; /* 0: by epochs */
+	int keep_order;	   /* packs in file order instead of shuffled by seed and epoch */
 	uint64_t seed;
-	int logging_steps, eval_steps, save_steps, save_total_limit; /* 0: 1, each epoch, never, 2 */
-	double max_hours;	/* 0: no limit */
-	int skip_non_finite;	/* skip the update instead of stopping with MOE_ERR_DIVERGED */
-	int sequential;		/* wait for each step before submitting the next */
+	int logging_steps, eval_steps, save_steps,
+		save_total_limit; /* 0: 1, each epoch, never, 2 */
+	double max_hours;	  /* 0: no limit */
+	int skip_non_finite;	  /* skip the update instead of stopping with MOE_ERR_DIVERGED */
+	int sequential;		  /* wait for each step before submitting the next */
 };
 
 enum moe_train_event_type { MOE_TRAIN_STEP, MOE_TRAIN_EVAL, MOE_TRAIN_SAVED, MOE_TRAIN_WARNING };
@@ -391,7 +415,7 @@ typedef int (*moe_train_fn)(const struct moe_train_event *event, void *user);
 struct moe_train_result {
 	size_t struct_size;
 	int64_t steps, tokens, trained_tokens;
-	double seconds;		   /* in steps, without evaluation and saving */
+	double seconds;				 /* in steps, without evaluation and saving */
 	double first_loss, last_loss, eval_loss; /* eval_loss NaN without evaluation */
 	double peak_rss_gib;
 	int64_t adapted_experts, experts_without_gradient; /* over all layers */
@@ -399,15 +423,18 @@ struct moe_train_result {
 
 MOE_API enum moe_status moe_train(struct moe_model *model, const struct moe_trainer_params *params,
 				  moe_train_fn fn, void *user, struct moe_train_result *result);
-/* Tokens that each expert of a layer saw in the last moe_train; counts [E]. MOE_ERR_ARG: no MoE layer. */
-MOE_API enum moe_status moe_train_expert_tokens(struct moe_model *model, int layer, int64_t *counts, int n);
+/* Tokens that each expert of a layer saw in the last moe_train; counts [E]. MOE_ERR_ARG: no MoE
+ * layer. */
+MOE_API enum moe_status moe_train_expert_tokens(struct moe_model *model, int layer, int64_t *counts,
+						int n);
 
 /* What a token file holds; max_tokens of a model that trains on it follows from this. */
 struct moe_token_file_info {
 	size_t struct_size;
 	int64_t tokens, trained_tokens, documents, packs, longest_document, longest_pack;
 };
-MOE_API enum moe_status moe_token_file_info(const char *token_file, struct moe_token_file_info *info);
+MOE_API enum moe_status moe_token_file_info(const char *token_file,
+					    struct moe_token_file_info *info);
 
 /* Mean loss over a token file: sum of -log p over its trained tokens. */
 struct moe_eval_result {
@@ -426,17 +453,18 @@ MOE_API void moe_eval_result_free(struct moe_eval_result *result);
 /* ---------------------------------------------------------------- estimate */
 
 /*
- * What opening and training a model would take, from its config.json alone: the same code that opens and
- * submits runs on an engine that only counts.
+ * What opening and training a model would take, from its config.json alone: the same code that
+ * opens and submits runs on an engine that only counts.
  */
 struct moe_estimate_params {
 	size_t struct_size;
-	const struct moe_model_params *model; /* dir: a checkpoint directory or a config.json; weights as BF16 */
-	int parts, workers;	   /* 0: 1, one per part */
-	int tokens;		   /* per micro-batch; 0: the model's max_tokens */
-	int document_tokens;	   /* length of the documents in it; 0: as long as positions allow */
-	int micro_batches;	   /* per step; 0: 1 */
-	double gflops_per_worker;  /* 0: 50, the reference kernels' order of magnitude */
+	const struct moe_model_params
+		*model;	     /* dir: a checkpoint directory or a config.json; weights as BF16 */
+	int parts, workers;  /* 0: 1, one per part */
+	int tokens;	     /* per micro-batch; 0: the model's max_tokens */
+	int document_tokens; /* length of the documents in it; 0: as long as positions allow */
+	int micro_batches;   /* per step; 0: 1 */
+	double gflops_per_worker; /* 0: 50, the reference kernels' order of magnitude */
 };
 
 #define MOE_ESTIMATE_PARTS 64
@@ -447,7 +475,7 @@ struct moe_estimate {
 	int64_t params, active_params, trainable_params;
 	/* bytes */
 	int64_t weights, lora, gradients, moments, activations, scratch;
-	int64_t runtime; /* handles at 4 KiB, live tasks at 2 KiB: Debian's StarPU */
+	int64_t runtime;	/* handles at 4 KiB, live tasks at 2 KiB: Debian's StarPU */
 	int64_t total, largest; /* largest single allocation */
 	int parts;
 	int64_t part[MOE_ESTIMATE_PARTS]; /* placed on each part; the rest is anywhere */
@@ -455,12 +483,13 @@ struct moe_estimate {
 	int64_t handles, tasks;
 	int max_task_handles;
 	int64_t kind[MOE_ESTIMATE_KINDS]; /* tasks by kind */
-	double submission_s;	 /* tasks x 6 us */
+	double submission_s;		  /* tasks x 6 us */
 	double step_s;		 /* floating-point work at the given rate; no memory bound */
 	double submission_share; /* of step_s */
 	double tokens_per_s;
 };
-MOE_API enum moe_status moe_estimate(const struct moe_estimate_params *params, struct moe_estimate *out);
+MOE_API enum moe_status moe_estimate(const struct moe_estimate_params *params,
+				     struct moe_estimate *out);
 
 #ifdef __cplusplus
 }

@@ -132,7 +132,9 @@ class Screen(unittest.TestCase):
 
     def test_idle_experts(self):
         self.train.update(experts_without_gradient=3, expert_tokens={"22": [5, 0, 10], "23": [0, 1, 1]})
-        self.assertIn("layer 22: ####  -  ########   (2 of 64 never chosen; 1 chosen but without", self.show()[1])
+        self.assertIn(
+            "layer 22: ####  -  ########   (61 of 64 got gradients; 2 never chosen; 1 chosen but", self.show()[1]
+        )
 
     def assert_fails(self, part):
         code, text = self.show()

@@ -125,7 +125,9 @@ def _speed(torch, reference, train, folder, data, init):
         _say(f"speed of moesaic, round {turn + 1} of {ROUNDS}")
         rates["moesaic"].append(_our_rate(folder, data, init))
         for name, peer in peers.items():
-            rates[name].append(_rate(*peer.train(train[:ROUND_STEPS], f"speed of {name}, round {turn + 1} of {ROUNDS}")[1:]))
+            rates[name].append(
+                _rate(*peer.train(train[:ROUND_STEPS], f"speed of {name}, round {turn + 1} of {ROUNDS}")[1:])
+            )
     _say("")
     return rates
 
@@ -134,7 +136,9 @@ def check(folder, data, init, results, out, output):
     """Prints both curves and rates. -> exit code: 1 where a step's losses differ by more than STEP_TOLERANCE."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import torch
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     ours = read_json(os.path.join(results, "train.json"))
     before, after = (read_json(os.path.join(results, f"{when}.json"))["loss"] for when in ("base", "after"))

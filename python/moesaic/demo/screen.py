@@ -95,12 +95,14 @@ def _experts(run):
     bars = "  ".join("#" * max(1 if n else 0, round(WIDTH * n / max(max(tokens), 1))) or "-" for n in tokens)
     idle = sum(n == 0 for values in counts.values() for n in values)
     still = run.train["experts_without_gradient"] - idle
-    state = f"all {total} were chosen and got gradients" if not idle and not still else f"{idle} of {total} never chosen"
-    if still:
-        state += f"; {still} chosen but without gradient"
-    elif idle:
-        state += f"; the other {total - idle} got gradients"
-    return [f"  Experts     tokens per expert in layer {layer}: {bars}   ({state})"]
+    parts = [
+        f"{total - idle - still} of {total} got gradients"
+        if idle or still
+        else f"all {total} were chosen and got gradients"
+    ]
+    parts += [f"{idle} never chosen"] if idle else []
+    parts += [f"{still} chosen but without gradient"] if still else []
+    return [f"  Experts     tokens per expert in layer {layer}: {bars}   ({'; '.join(parts)})"]
 
 
 def _cost(run, peer):
