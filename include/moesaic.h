@@ -378,6 +378,7 @@ struct moe_trainer_params {
 	size_t struct_size;
 	const char *data;	/* token file; required */
 	const char *eval_data;	/* token file or NULL */
+	double eval_split;	/* without eval_data: share of the packs, the last ones, kept for evaluation */
 	const char *output_dir; /* created; required */
 	const char *resume; /* a checkpoint directory, "" = the newest in output_dir, NULL = none */
 	int overwrite;	    /* an output directory that already has results may be used */

@@ -341,6 +341,30 @@ static void full_disk(void)
 	CU_ASSERT_FALSE(moe_path_exists(out_dir("full/adapter_model.safetensors")));
 }
 
+/* The last share of the packs is evaluated and never trained on. */
+static void eval_split(void)
+{
+	const char *data = token_file("split.safetensors");
+	struct moe_trainer_params p = params(data, out_dir("split"));
+	struct moe_train_result r = { .struct_size = sizeof r };
+	struct stop s = { 0 };
+
+	p.max_steps = 4;
+	p.accumulation = 1;
+	p.eval_split = 0.25; /* 3 of 12 packs: an epoch is 9 steps */
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, &r), MOE_OK);
+	CU_ASSERT_TRUE(isfinite(r.eval_loss));
+	p.max_steps = 0;
+	p.epochs = 1;
+	p.overwrite = 1;
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, &r), MOE_OK);
+	CU_ASSERT_EQUAL(r.steps, 9);
+	p.eval_split = 0.99;
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, &r), MOE_ERR_ARG);
+	p.eval_split = NAN;
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, &r), MOE_ERR_ARG);
+}
+
 static void schedules(void)
 {
 	enum moe_schedule s;
@@ -392,6 +416,7 @@ const struct moe_test moe_suite_tests[] = {
 	{ "order of the data", order },
 	{ "resume gives the same bits", resume_same_bits },
 	{ "steps in flight give the same bits", pipelining_same_bits },
+	{ "evaluation split", eval_split },
 	{ "refusals", refusals },
 	{ "diverging", diverges },
 	{ NULL, NULL },

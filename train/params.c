@@ -127,6 +127,7 @@ static enum moe_status write_state(const char *dir, const struct moe_train_array
 		{ .key = "batch_tokens", .kind = MOE_SCALAR_INT, .i = p->batch_tokens },
 		{ .key = "accumulation", .kind = MOE_SCALAR_INT, .i = p->accumulation },
 		{ .key = "keep_order", .kind = MOE_SCALAR_INT, .i = p->keep_order },
+		{ .key = "packs", .kind = MOE_SCALAR_INT, .i = p->packs },
 	};
 	enum moe_status st = MOE_ERR_NOMEM;
 
@@ -194,6 +195,7 @@ static enum moe_status load_progress(const struct moe_state *s, struct moe_train
 	MOE_TRY(check_int(s, "batch_tokens", p->batch_tokens));
 	MOE_TRY(check_int(s, "accumulation", p->accumulation));
 	MOE_TRY(check_int(s, "keep_order", p->keep_order));
+	MOE_TRY(check_int(s, "packs", p->packs));
 	MOE_TRY(moe_state_int(s, "step", &p->step));
 	MOE_TRY(moe_state_int(s, "tokens", &p->tokens));
 	MOE_TRY(moe_state_int(s, "trained_tokens", &p->trained_tokens));

@@ -111,6 +111,9 @@ static enum moe_status check_params(const struct moe_trainer_params *p)
 	if (p->warmup_ratio < 0 || p->warmup_ratio > 1)
 		return moe_fail(MOE_ERR_ARG, "warmup_ratio is %g; 0 to 1 are possible",
 				p->warmup_ratio);
+	if (!(p->eval_split >= 0 && p->eval_split < 1))
+		return moe_fail(MOE_ERR_ARG, "eval_split is %g; 0 to below 1 are possible",
+				p->eval_split);
 	if (p->batch_size < 0 || p->batch_tokens < 0 || p->accumulation < 0 || p->epochs < 0 ||
 	    p->max_steps < 0 || p->max_grad_norm < 0 || p->weight_decay < 0)
 		return moe_fail(MOE_ERR_ARG, "a trainer parameter is negative");
@@ -139,6 +142,22 @@ static enum moe_status check_output(const struct moe_trainer_params *p)
 	return moe_state_clean(p->output_dir);
 }
 
+/* The last packs become evaluation data: two views of one file. */
+static enum moe_status split_data(struct run *r)
+{
+	int64_t n = r->tokens->n_rows, kept = (int64_t)ceil(r->p->eval_split * (double)n);
+
+	if (kept >= n)
+		return moe_fail(MOE_ERR_ARG,
+				"eval_split %g of %lld packs leaves nothing to train on",
+				r->p->eval_split, (long long)n);
+	MOE_TRY(moe_tokens_open(r->p->data, r->t->decoder->V, &r->eval_tokens));
+	r->eval_tokens->pack_offsets += n - kept;
+	r->eval_tokens->n_rows = kept;
+	r->tokens->n_rows = n - kept;
+	return MOE_OK;
+}
+
 static enum moe_status open_data(struct run *r)
 {
 	const struct moe_trainer_params *p = r->p;
@@ -147,6 +166,8 @@ static enum moe_status open_data(struct run *r)
 	MOE_TRY(moe_tokens_open(p->data, r->t->decoder->V, &r->tokens));
 	if (p->eval_data)
 		MOE_TRY(moe_tokens_open(p->eval_data, r->t->decoder->V, &r->eval_tokens));
+	else if (p->eval_split > 0)
+		MOE_TRY(split_data(r));
 	r->order =
 		(struct moe_order_params){ .batch_size = p->batch_size,
 					   .batch_tokens = p->batch_tokens ? p->batch_tokens : 8192,
@@ -201,6 +222,7 @@ static enum moe_status resume(struct run *r)
 	p->batch_tokens = r->order.batch_tokens;
 	p->accumulation = r->order.accumulation;
 	p->keep_order = r->order.keep_order;
+	p->packs = r->tokens->n_rows;
 	if (!dir)
 		return MOE_OK;
 	if (!*dir) {
@@ -423,7 +445,7 @@ static enum moe_status evaluate(struct run *r, int64_t step)
 	moe_free(doc_n);
 	moe_free(doc_sum);
 	MOE_TRY(st);
-	r->eval_loss = e.eval_loss = sum / (double)tokens;
+	r->eval_loss = e.eval_loss = tokens ? sum / (double)tokens : NAN;
 	MOE_TRY(moe_train_log_add(&r->log, &e, true));
 	return notify(r, &e);
 }

@@ -67,7 +67,6 @@ class Flags(Case):
             ["--z-loss", "0.1"],
             ["--adapter-format", "kt"],
             ["--recompute", "always"],
-            ["--eval-split", "0.1"],
         ):
             self.assertIn("not in this version yet", self.bad(2, "train", *flags))
         for command in ("merge", "convert", "doctor", "bench"):

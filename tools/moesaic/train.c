@@ -181,6 +181,7 @@ static void fill_params(const struct training *t, struct moe_trainer_params *p)
 		.struct_size = sizeof *p,
 		.data = t->data,
 		.eval_data = t->eval,
+		.eval_split = settings_real(s, "eval-split"),
 		.output_dir = t->output,
 		.resume = settings_text(s, "resume"),
 		.overwrite = settings_on(s, "overwrite"),
