@@ -54,6 +54,15 @@ static int check_file(struct moe_engine *engine, const char *path, const struct 
 	return !ok;
 }
 
+/* A count; -1 (refused later) for anything else. */
+static int number(const char *text)
+{
+	char *end;
+	long n = strtol(text, &end, 10);
+
+	return *text && !*end && n >= 0 && n < 1 << 20 ? (int)n : -1;
+}
+
 int main(int argc, char **argv)
 {
 	static const struct option options[] = {
@@ -74,28 +83,29 @@ int main(int argc, char **argv)
 	while ((c = getopt_long(argc, argv, "", options, NULL)) != -1) {
 		switch (c) {
 		case 'w':
-			p.workers = atoi(optarg);
+			p.workers = number(optarg);
 			break;
 		case 'p':
-			p.parts = atoi(optarg);
+			p.parts = number(optarg);
 			break;
 		case 's':
 			p.policy = optarg;
 			break;
 		case 'g':
-			o.group_size = atoi(optarg);
+			o.group_size = number(optarg);
 			break;
 		case 'i':
-			o.slices_i = atoi(optarg);
+			o.slices_i = number(optarg);
 			break;
 		case 'h':
-			o.slices_h = atoi(optarg);
+			o.slices_h = number(optarg);
 			break;
 		default:
 			return usage();
 		}
 	}
-	if (optind == argc)
+	if (optind == argc || p.workers < 0 || p.parts < 0 || o.group_size < 0 || o.slices_i < 0 ||
+	    o.slices_h < 0)
 		return usage();
 	moe_log_set(print_log, NULL);
 	if (moe_engine_open(&p, &engine) != MOE_OK ||

@@ -10,8 +10,10 @@
 #include "train/batches.h"
 #include "train/schedule.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -242,6 +244,7 @@ static void refusals(void)
 	const char *data = token_file("refuse.safetensors");
 	struct moe_trainer_params p = params(data, out_dir("refuse"));
 	struct stop s = { 0 };
+	int lock;
 
 	p.max_steps = 1;
 	p.resume = "";
@@ -251,6 +254,15 @@ static void refusals(void)
 	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, NULL), MOE_ERR_ARG); /* would overwrite */
 	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "earlier run"));
 	p.overwrite = 1;
+	p.output_dir = moe_test_path("tests/fixtures/ckpt/qwen3moe");
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, NULL), MOE_ERR_ARG);
+	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "base model"));
+	p.output_dir = out_dir("refuse");
+	lock = open(p.output_dir, O_RDONLY | O_DIRECTORY);
+	CU_ASSERT_EQUAL(flock(lock, LOCK_EX), 0);
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, NULL), MOE_ERR_ARG);
+	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "another process"));
+	close(lock);
 	p.schedule = "zigzag";
 	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, NULL), MOE_ERR_ARG);
 	p.schedule = NULL;

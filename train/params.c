@@ -200,7 +200,14 @@ static enum moe_status load_progress(const struct moe_state *s, struct moe_train
 	MOE_TRY(moe_state_int(s, "tokens", &p->tokens));
 	MOE_TRY(moe_state_int(s, "trained_tokens", &p->trained_tokens));
 	MOE_TRY(moe_state_real(s, "seconds", &p->seconds));
-	return moe_state_real(s, "first_loss", &p->first_loss);
+	MOE_TRY(moe_state_real(s, "first_loss", &p->first_loss));
+	if (p->step < 0 || p->tokens < 0 || p->trained_tokens < 0 || !(p->seconds >= 0))
+		return moe_fail(
+			MOE_ERR_FORMAT,
+			"state.json: step %lld, tokens %lld, trained_tokens %lld, seconds %g",
+			(long long)p->step, (long long)p->tokens, (long long)p->trained_tokens,
+			p->seconds);
+	return MOE_OK;
 }
 
 static enum moe_status load_array(const struct moe_state *s, const struct moe_train_array *a)

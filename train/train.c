@@ -8,8 +8,12 @@
 #include "train/params.h"
 #include "train/schedule.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define IN_FLIGHT 2 /* steps submitted and not yet accounted for */
@@ -46,6 +50,7 @@ struct run {
 	double busy;
 	int64_t micros; /* submitted so far: deals out the slots */
 	bool stop;
+	int lock; /* of the output directory */
 };
 
 double moe_rss_gib(void)
@@ -120,14 +125,32 @@ static enum moe_status check_params(const struct moe_trainer_params *p)
 	return MOE_OK;
 }
 
-static enum moe_status check_output(const struct moe_trainer_params *p)
+/* One training at a time: the kernel gives the lock back however the process ends. */
+static enum moe_status lock_output(struct run *r)
+{
+	const char *dir = r->p->output_dir;
+	struct stat out, base;
+
+	r->lock = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (r->lock < 0 || fstat(r->lock, &out))
+		return moe_fail(MOE_ERR_IO, "%s: %s", dir, strerror(errno));
+	if (stat(r->t->base, &base) == 0 && base.st_dev == out.st_dev && base.st_ino == out.st_ino)
+		return moe_fail(MOE_ERR_ARG, "the output directory %s is the base model's", dir);
+	if (flock(r->lock, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
+		return moe_fail(MOE_ERR_ARG, "another process is training into %s", dir);
+	return MOE_OK;
+}
+
+static enum moe_status check_output(struct run *r)
 {
 	static const char *const results[] = { "adapter_config.json", "trainer_log.jsonl" };
+	const struct moe_trainer_params *p = r->p;
 
 	MOE_TRY(moe_dir_make(p->output_dir));
 	if (access(p->output_dir, W_OK | X_OK))
 		return moe_fail(MOE_ERR_IO, "the output directory %s is not writable",
 				p->output_dir);
+	MOE_TRY(lock_output(r));
 	for (size_t i = 0; !p->overwrite && !p->resume && i < MOE_COUNT(results); i++) {
 		char *path = moe_path_join(p->output_dir, results[i]);
 		bool exists = path && moe_path_exists(path);
@@ -234,6 +257,10 @@ static enum moe_status resume(struct run *r)
 	}
 	st = moe_train_state_load(r->t->decoder, dir, p);
 	moe_free(latest);
+	if (st == MOE_OK && p->step > r->total_steps)
+		st = moe_fail(MOE_ERR_ARG,
+			      "the checkpoint is of step %lld, this run ends at step %lld",
+			      (long long)p->step, (long long)r->total_steps);
 	return st;
 }
 
@@ -255,7 +282,7 @@ static enum moe_status set_up(struct run *r)
 {
 	MOE_TRY(check_params(r->p));
 	MOE_TRY(open_data(r));
-	MOE_TRY(check_output(r->p));
+	MOE_TRY(check_output(r));
 	MOE_TRY(reserve(r));
 	MOE_TRY(create_steps(r));
 	MOE_TRY(resume(r));
@@ -279,6 +306,8 @@ static void tear_down(struct run *r)
 	moe_tokens_close(r->tokens);
 	moe_tokens_close(r->eval_tokens);
 	moe_train_log_close(&r->log);
+	if (r->lock >= 0)
+		close(r->lock);
 }
 
 /* ---- one step ---- */
@@ -578,9 +607,13 @@ static enum moe_status write_card(const struct run *r)
 enum moe_status moe_train_run(struct moe_trainee *t, const struct moe_trainer_params *p,
 			      moe_train_fn fn, void *user, struct moe_train_result *result)
 {
-	struct run r = {
-		.t = t, .p = p, .fn = fn, .user = user, .last_loss = NAN, .eval_loss = NAN
-	};
+	struct run r = { .t = t,
+			 .p = p,
+			 .fn = fn,
+			 .user = user,
+			 .last_loss = NAN,
+			 .eval_loss = NAN,
+			 .lock = -1 };
 	enum moe_status st;
 
 	r.log.fd = -1;

@@ -279,8 +279,20 @@ def _metadata(options, documents, tokeniser, shapes):
     }
 
 
+def _check_output(path, inputs):
+    """The result replaces its file: never a device, a folder or the data itself."""
+    if not os.path.exists(path):
+        return
+    if not os.path.isfile(path):
+        raise UserError(f"--output {path} is not a regular file")
+    if any(os.path.exists(name) and os.path.samefile(path, name) for name in inputs):
+        raise UserError(f"--output {path} is the data itself")
+
+
 def main(arguments=None):
     options = parser().parse_args(arguments)
+    if options.output:
+        _check_output(options.output, options.data)
     documents, tokeniser, shapes = tokenise(options, None if options.quiet or options.json else sys.stderr)
     capacity = options.cutoff_len
     packs = (

@@ -50,7 +50,7 @@ class Conversation:
 def read_rows(path, progress=lambda n: None):
     """Yields the rows of a .jsonl file (a row a line) or of a JSON array, one by one."""
     if not os.path.isfile(path):
-        raise UserError(f"{path}: no such file")
+        raise UserError(f"{path}: {'not a regular file' if os.path.exists(path) else 'no such file'}")
     with open(path, "rb") as file:
         head = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
         if not head and os.path.getsize(path) <= 4096:

@@ -3,6 +3,7 @@
 
 import json
 import os
+import tempfile
 import unittest
 
 import numpy as np
@@ -213,6 +214,10 @@ class Refusals(DataTest):
 
     def test_files(self):
         self.assertIn("no such file", self.refuse("nowhere.jsonl"))
+        self.assertIn("not a regular file", self.refuse("/dev/null"))
+        self.assertIn("not a regular file", self.refuse("nowhere.jsonl", "--output", "/dev/full"))
+        with tempfile.NamedTemporaryFile(suffix=".jsonl") as rows:
+            self.assertIn("the data itself", self.refuse(rows.name, "--output", rows.name))
         self.assertIn("empty", self.refuse(self.write("e.jsonl", "")))
         self.assertIn("empty", self.refuse(self.write("e.jsonl", "\n \n")))
         self.assertIn("e.jsonl:2: not valid JSON", self.refuse(self.write("e.jsonl", '{"text": "x"}\n{"text": \n')))
