@@ -4,6 +4,7 @@
 #include "tools/moesaic/commands.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -93,6 +94,7 @@ int main(int argc, char **argv)
 	int rc;
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
+	signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is then an error of write, with a text */
 	moe_log_set(print_log, NULL);
 	if (argc < 2) {
 		cli_usage(NULL, 0);
