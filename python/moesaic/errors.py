@@ -30,4 +30,8 @@ def run_main(main, name):
         where = f"{error.filename}: " if error.filename else ""
         print(f"{name}: {where}{error.strerror or error}", file=sys.stderr)
         status = EXIT_USAGE
+    except (RecursionError, UnicodeError) as error:
+        # rows nested beyond reason, or text that is not Unicode: bad input, found deep inside a parser
+        print(f"{name}: bad input: {type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
+        status = EXIT_USAGE
     sys.exit(status or 0)

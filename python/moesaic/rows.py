@@ -104,6 +104,10 @@ def _json_reason(error):
 
 
 def _checked(value, place):
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{place}: half of a surrogate pair (\\u{ord(error.object[error.start]):04x}) is not text") from None
     if not isinstance(value, dict):
         raise UserError(f"{place}: a row must be a JSON object, this is {type(value).__name__}")
     return Row(value, place)

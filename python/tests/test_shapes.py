@@ -223,6 +223,7 @@ class Refusals(DataTest):
         self.assertIn("e.jsonl:2: not valid JSON", self.refuse(self.write("e.jsonl", '{"text": "x"}\n{"text": \n')))
         self.assertIn("e.json:3: not valid JSON", self.refuse(self.write("e.json", '[{"text": "x"},\n{"text":\n]')))
         self.assertIn("must be a JSON object", self.refuse(self.write("e.jsonl", "5\n")))
+        self.assertIn("e.jsonl:1: half of a surrogate", self.refuse(self.write("e.jsonl", '{"text": "\\ud800 hello"}\n')))
 
     def test_rows(self):
         self.assertIn("data.jsonl:1: unknown shape: it has foo", self.refuse(self.rows({"foo": 1})))
