@@ -157,7 +157,7 @@ static enum moe_status alloc_buffers(struct moe_block *b, int T)
 	MOE_TRY(moe_experts_scratch_alloc(e, &b->layer, T, true, &b->scratch));
 	if (b->params.shared_intermediate)
 		MOE_TRY(moe_ffn_state_alloc(e, &b->ffn, T, &b->ffn_state));
-	MOE_TRY(moe_slot_tensors_create(e, b->layer.P, b->layer.G, T, H, b->layer.k, &b->cut,
+	MOE_TRY(moe_slot_tensors_create(e, b->layer.P, b->layer.G, T, H, &b->cut,
 					b->params.shared_intermediate > 0, &b->slot));
 	MOE_TRY(moe_tensor_create(e, "plan", 0, -1, &b->plan));
 	moe_tensor_set_initialised(b->plan);

@@ -42,7 +42,7 @@ void moe_tensor_set_initialised(struct moe_tensor *t);
 struct moe_ticket;
 enum moe_status moe_ticket_create(struct moe_engine *e, struct moe_ticket **out);
 void moe_ticket_destroy(struct moe_ticket *t);
-/* Until its tasks have run. A failure that one of them reported is returned once. */
+/* Until its tasks have run. MOE_ERR_STATE while the engine is held, or in a task. */
 enum moe_status moe_ticket_wait(struct moe_ticket *t);
 bool moe_ticket_done(struct moe_ticket *t);
 /* For what cannot fail (destroying, undoing): waits even while the engine is held, the workers run

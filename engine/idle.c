@@ -140,20 +140,8 @@ enum moe_status moe_engine_release(struct moe_engine *e)
 	return st;
 }
 
-static enum moe_status take_task_error(struct moe_engine *e)
-{
-	enum moe_status st = e->task_status;
-
-	if (st != MOE_OK)
-		moe_fail(st, "%s", e->task_error);
-	e->task_status = MOE_OK;
-	return st;
-}
-
 static enum moe_status wait_count(struct moe_engine *e, atomic_llong *count)
 {
-	enum moe_status st;
-
 	if (e->dry)
 		return MOE_OK;
 	MOE_TRY(moe_engine_check_not_task("waiting"));
@@ -166,9 +154,8 @@ static enum moe_status wait_count(struct moe_engine *e, atomic_llong *count)
 		}
 		pthread_cond_wait(&e->idle_changed, &e->idle_lock);
 	}
-	st = take_task_error(e);
 	pthread_mutex_unlock(&e->idle_lock);
-	return st;
+	return MOE_OK;
 }
 
 enum moe_status moe_engine_wait(struct moe_engine *e)

@@ -57,8 +57,6 @@ struct moe_engine {
 	bool asleep, closing;
 	int held, draining, pauses;
 	bool stopped;		     /* StarPU is paused: asleep, or held and nobody drains */
-	enum moe_status task_status; /* first failure a task reported */
-	char task_error[256];
 
 	struct moe_observer observer;
 	int observed; /* times the observer was set: shadows of older ones are void */

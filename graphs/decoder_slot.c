@@ -198,7 +198,7 @@ static void make_moe(struct maker *m, struct moe_decoder_slot *s, const struct m
 		return;
 	m->st = moe_experts_scratch_alloc(m->e, l, s->T_max, s->backward, &s->moe_scratch);
 	if (m->st == MOE_OK)
-		m->st = moe_slot_tensors_create(m->e, l->P, l->G, s->T_max, l->H, l->k, cut,
+		m->st = moe_slot_tensors_create(m->e, l->P, l->G, s->T_max, l->H, cut,
 						s->has_shared, &s->st);
 }
 
@@ -235,7 +235,8 @@ static void make_head(struct maker *m, struct moe_decoder_slot *s)
 
 		h->state.hn = rows(m, MOE_TOKEN_BLOCK, d->H);
 		h->state.logits = rows(m, MOE_TOKEN_BLOCK, d->V);
-		/* a chunk's rows lie on every page of it: the first task would take all its page faults */
+		/* a chunk's rows lie on every page of it: the first task would take all its page
+		 * faults */
 		if (h->state.logits && !moe_engine_is_dry(m->e))
 			memset(h->state.logits, 0,
 			       (size_t)MOE_TOKEN_BLOCK * (size_t)d->V * sizeof(float));

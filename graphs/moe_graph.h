@@ -59,7 +59,7 @@ enum moe_status moe_layer_tensors_create(struct moe_engine *e, const struct moe_
 					 int slices_i, bool base_grads,
 					 struct moe_layer_tensors *out);
 void moe_layer_tensors_destroy(struct moe_layer_tensors *t);
-enum moe_status moe_slot_tensors_create(struct moe_engine *e, int P, int G, int T_max, int H, int k,
+enum moe_status moe_slot_tensors_create(struct moe_engine *e, int P, int G, int T_max, int H,
 					const struct moe_cut *cut, bool shared,
 					struct moe_slot_tensors *out);
 void moe_slot_tensors_destroy(struct moe_engine *e, struct moe_slot_tensors *t);

@@ -91,7 +91,7 @@ void moe_layer_tensors_destroy(struct moe_layer_tensors *t)
 	memset(t, 0, sizeof *t);
 }
 
-enum moe_status moe_slot_tensors_create(struct moe_engine *e, int P, int G, int T_max, int H, int k,
+enum moe_status moe_slot_tensors_create(struct moe_engine *e, int P, int G, int T_max, int H,
 					const struct moe_cut *cut, bool shared,
 					struct moe_slot_tensors *t)
 {
@@ -99,7 +99,6 @@ enum moe_status moe_slot_tensors_create(struct moe_engine *e, int P, int G, int 
 	int nu = pg * cut->slices_i, nr = pg * cut->slices_h, np = P * cut->combine_blocks;
 	enum moe_status st;
 
-	(void)k;
 	memset(t, 0, sizeof *t);
 	t->P = P;
 	t->G = G;

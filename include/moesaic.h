@@ -181,7 +181,7 @@ MOE_API enum moe_status moe_engine_observe(struct moe_engine *engine,
 /* Holds the workers (nested) and lets them go: whole steps can be submitted in between. */
 MOE_API enum moe_status moe_engine_hold(struct moe_engine *engine);
 MOE_API enum moe_status moe_engine_release(struct moe_engine *engine);
-/* Waits until no task is outstanding; the first error any task reported. */
+/* Waits until no task is outstanding. MOE_ERR_STATE while the engine is held, or in a task. */
 MOE_API enum moe_status moe_engine_wait(struct moe_engine *engine);
 MOE_API const char *moe_kind_name(int kind); /* NULL past the last */
 

@@ -53,33 +53,6 @@ struct run {
 	int lock; /* of the output directory */
 };
 
-double moe_rss_gib(void)
-{
-	FILE *f = fopen("/proc/self/statm", "re");
-	long size, resident = 0;
-
-	if (f) {
-		if (fscanf(f, "%ld %ld", &size, &resident) != 2)
-			resident = 0;
-		fclose(f);
-	}
-	return (double)resident * (double)sysconf(_SC_PAGESIZE) / (1 << 30);
-}
-
-double moe_peak_rss_gib(void)
-{
-	FILE *f = fopen("/proc/self/status", "re");
-	char line[256];
-	long kib = 0;
-
-	while (f && fgets(line, sizeof line, f))
-		if (sscanf(line, "VmHWM: %ld", &kib) == 1)
-			break;
-	if (f)
-		fclose(f);
-	return (double)kib / (1 << 20);
-}
-
 static double busy_seconds(struct run *r)
 {
 	struct moe_engine_info info = { .struct_size = sizeof info };
