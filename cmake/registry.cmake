@@ -1,14 +1,13 @@
-# moesaic_registry(NAME STRUCT FOLDER [DIRECTORIES])
+# moesaic_registry(NAME STRUCT FOLDER [ENTRIES name...])
 #
-# One file (or, with DIRECTORIES, one sub-folder) of FOLDER is one entry: FOLDER/foo.c defines
+# One file of FOLDER (or, with ENTRIES, each of the names) is one entry: FOLDER/foo.c defines
 # `const struct STRUCT STRUCT_foo`. Generates STRUCT_list[] (NULL-terminated, alphabetical), declared
 # by the header that declares the struct. Adding a file is all it takes to add an entry.
 set(MOESAIC_REGISTRIES "")
 function(moesaic_registry name struct folder)
-	cmake_parse_arguments(ARG "DIRECTORIES" "" "" ${ARGN})
-	if(ARG_DIRECTORIES)
-		file(GLOB entries CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/${folder} ${folder}/*/kernels.c)
-		list(TRANSFORM entries REPLACE "/kernels.c$" "")
+	cmake_parse_arguments(ARG "" "" "ENTRIES" ${ARGN})
+	if(ARG_ENTRIES)
+		set(entries ${ARG_ENTRIES})
 	else()
 		file(GLOB entries CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/${folder} ${folder}/*.c)
 		list(TRANSFORM entries REPLACE "\\.c$" "")

@@ -59,38 +59,45 @@ static void scale_rows(int m, int r, const float *weight, const float *src, floa
 			dst[(size_t)i * r + j] = weight[i] * src[(size_t)i * r + j];
 }
 
-void ref_expert_gather(const struct moe_expert *e, struct moe_expert_rows *w)
+/* The rows' arrays of this table are float. */
+static float *f32(void *rows)
 {
-	gather_rows(w, w->x, 0, w->m, w->panel);
+	return rows;
+}
+
+void ref_expert_gather(const struct moe_expert *e, struct moe_expert_rows *w, void *scratch)
+{
+	(void)scratch;
+	gather_rows(w, w->x, 0, w->m, f32(w->panel));
 	if (e->r)
-		ref_gemm_nt(w->m, e->ra, w->H, 1, w->panel, w->H, e->a_gu, w->H, 0, w->u, e->ra);
+		ref_gemm_nt(w->m, e->ra, w->H, 1, f32(w->panel), w->H, e->a_gu, w->H, 0, f32(w->u), e->ra);
 }
 
 void ref_expert_gate_up(const struct moe_expert *e, struct moe_expert_rows *w, int c0, int c1,
 			void *scratch)
 {
-	const float *u_up = e->r ? w->u + (e->ra - e->r) : NULL; /* 0 when gate and up share A */
+	const float *u_up = e->r ? f32(w->u) + (e->ra - e->r) : NULL; /* 0 when gate and up share A */
 	int I = w->I;
 
 	for (int c = c0; c < c1; c++) {
 		int64_t n0 = (int64_t)c * MOE_CHUNK, n1 = chunk_end(c, I);
 		int n = (int)(n1 - n0);
 
-		ref_weight_gemm_nt(w->m, &e->gate, n0, n1, w->panel, w->H, 0, w->gate + n0, I, scratch);
-		ref_weight_gemm_nt(w->m, &e->up, n0, n1, w->panel, w->H, 0, w->up + n0, I, scratch);
+		ref_weight_gemm_nt(w->m, &e->gate, n0, n1, f32(w->panel), w->H, 0, f32(w->gate) + n0, I, scratch);
+		ref_weight_gemm_nt(w->m, &e->up, n0, n1, f32(w->panel), w->H, 0, f32(w->up) + n0, I, scratch);
 		if (e->r) {
-			ref_gemm_nt(w->m, n, e->r, e->scale, w->u, e->ra, e->gate_b + n0 * e->r, e->r, 1,
-				    w->gate + n0, I);
+			ref_gemm_nt(w->m, n, e->r, e->scale, f32(w->u), e->ra, e->gate_b + n0 * e->r, e->r, 1,
+				    f32(w->gate) + n0, I);
 			ref_gemm_nt(w->m, n, e->r, e->scale, u_up, e->ra, e->up_b + n0 * e->r, e->r, 1,
-				    w->up + n0, I);
+				    f32(w->up) + n0, I);
 		}
 		for (int i = 0; i < w->m; i++) {
 			size_t at = (size_t)i * (size_t)I + (size_t)n0;
 
-			ref_swiglu(n, w->gate + at, w->up + at, w->h + at);
+			OWN(swiglu)(n, f32(w->gate) + at, f32(w->up) + at, f32(w->h) + at);
 		}
 		if (e->r)
-			ref_gemm_nt(w->m, e->r, n, 1, w->h + n0, I, e->down_a + n0, I, 0,
+			ref_gemm_nt(w->m, e->r, n, 1, f32(w->h) + n0, I, e->down_a + n0, I, 0,
 				    w->v_part + (size_t)c * w->part_rows * e->r, e->r);
 	}
 }
@@ -103,39 +110,42 @@ void ref_expert_down(const struct moe_expert *e, struct moe_expert_rows *w, int 
 
 	if (e->r)
 		sum_chunks(chunks_of(w->I), w->part_rows, w->m, e->r, w->v_part, v);
+	if (e->r && c0 == 0 && c1 > 0)
+		memcpy(w->v, v, (size_t)w->m * (size_t)e->r * sizeof *v);
 	for (int c = c0; c < c1; c++) {
 		int64_t n0 = (int64_t)c * MOE_CHUNK, n1 = chunk_end(c, w->H);
 
-		ref_weight_gemm_nt(w->m, &e->down, n0, n1, w->h, w->I, 0, w->y + n0, w->H, rest);
+		ref_weight_gemm_nt(w->m, &e->down, n0, n1, f32(w->h), w->I, 0, w->y + n0, w->H, rest);
 		if (e->r)
 			ref_gemm_nt(w->m, (int)(n1 - n0), e->r, e->scale, v, e->r,
 				    e->down_b + n0 * e->r, e->r, 1, w->y + n0, w->H);
 	}
 }
 
-void ref_expert_scatter(const struct moe_expert *e, struct moe_expert_rows *w)
+void ref_expert_scatter(const struct moe_expert *e, struct moe_expert_rows *w, void *scratch)
 {
-	gather_rows(w, w->grad_out, 0, w->m, w->panel);
+	(void)scratch;
+	gather_rows(w, w->grad_out, 0, w->m, f32(w->panel));
 	if (e->r)
-		ref_gemm_nn(w->m, e->r, w->H, 1, w->panel, w->H, e->down_b, e->r, 0, w->z, e->r);
+		ref_gemm_nn(w->m, e->r, w->H, 1, f32(w->panel), w->H, e->down_b, e->r, 0, w->z, e->r);
 }
 
 /* One chunk of dh (unweighted, left in dgate), h again, and the routing-weight gradient's share. */
 static void chunk_dh(const struct moe_expert *e, struct moe_expert_rows *w, int c, int64_t n0, int n,
 		     void *scratch)
 {
-	ref_weight_gemm_nn(w->m, &e->down, 0, w->H, n0, n0 + n, w->panel, w->H, 0, w->dgate + n0, w->I,
+	ref_weight_gemm_nn(w->m, &e->down, 0, w->H, n0, n0 + n, f32(w->panel), w->H, 0, f32(w->dgate) + n0, w->I,
 			   scratch);
 	if (e->r)
-		ref_gemm_nn(w->m, n, e->r, e->scale, w->z, e->r, e->down_a + n0, w->I, 1, w->dgate + n0,
+		ref_gemm_nn(w->m, n, e->r, e->scale, w->z, e->r, e->down_a + n0, w->I, 1, f32(w->dgate) + n0,
 			    w->I);
 	for (int i = 0; i < w->m; i++) {
 		size_t at = (size_t)i * (size_t)w->I + (size_t)n0;
 		double dot = 0;
 
-		ref_swiglu(n, w->gate + at, w->up + at, w->h + at);
+		OWN(swiglu)(n, f32(w->gate) + at, f32(w->up) + at, f32(w->h) + at);
 		for (int j = 0; j < n; j++)
-			dot += (double)w->dgate[at + (size_t)j] * w->h[at + (size_t)j];
+			dot += (double)f32(w->dgate)[at + (size_t)j] * f32(w->h)[at + (size_t)j];
 		w->dgw_part[(size_t)c * w->part_rows + (size_t)i] = (float)dot;
 	}
 }
@@ -145,7 +155,8 @@ void ref_expert_down_bwd(const struct moe_expert *e, struct moe_expert_rows *w,
 {
 	float *zw = scratch;
 	void *rest = zw + (size_t)w->m * (size_t)e->r;
-	const float *u_up = e->r ? w->u + (e->ra - e->r) : NULL;
+	const float *u_up = e->r ? f32(w->u) + (e->ra - e->r) : NULL;
+	float beta = g->first ? 0 : 1;
 	int I = w->I, r = e->r;
 
 	if (r && g->down_a)
@@ -160,19 +171,19 @@ void ref_expert_down_bwd(const struct moe_expert *e, struct moe_expert_rows *w,
 			size_t at = (size_t)i * (size_t)I + (size_t)n0;
 
 			for (int j = 0; j < n; j++)
-				w->dgate[at + (size_t)j] *= w->weight[i];
-			ref_swiglu_bwd(n, w->gate + at, w->up + at, w->dgate + at, w->dgate + at,
-				       w->dup + at);
+				f32(w->dgate)[at + (size_t)j] *= w->weight[i];
+			OWN(swiglu_bwd)(n, f32(w->gate) + at, f32(w->up) + at, f32(w->dgate) + at, f32(w->dgate) + at,
+				       f32(w->dup) + at);
 		}
 		if (!r)
 			continue;
-		ref_gemm_nn(w->m, r, n, 1, w->dgate + n0, I, e->gate_b + n0 * r, r, 0, part, 2 * r);
-		ref_gemm_nn(w->m, r, n, 1, w->dup + n0, I, e->up_b + n0 * r, r, 0, part + r, 2 * r);
+		ref_gemm_nn(w->m, r, n, 1, f32(w->dgate) + n0, I, e->gate_b + n0 * r, r, 0, part, 2 * r);
+		ref_gemm_nn(w->m, r, n, 1, f32(w->dup) + n0, I, e->up_b + n0 * r, r, 0, part + r, 2 * r);
 		if (!g->down_a)
 			continue;
-		ref_gemm_tn(r, n, w->m, e->scale, zw, r, w->h + n0, I, 1, g->down_a + n0, I);
-		ref_gemm_tn(n, r, w->m, e->scale, w->dgate + n0, I, w->u, e->ra, 1, g->gate_b + n0 * r, r);
-		ref_gemm_tn(n, r, w->m, e->scale, w->dup + n0, I, u_up, e->ra, 1, g->up_b + n0 * r, r);
+		ref_gemm_tn(r, n, w->m, e->scale, zw, r, f32(w->h) + n0, I, beta, g->down_a + n0, I);
+		ref_gemm_tn(n, r, w->m, e->scale, f32(w->dgate) + n0, I, f32(w->u), e->ra, beta, g->gate_b + n0 * r, r);
+		ref_gemm_tn(n, r, w->m, e->scale, f32(w->dup) + n0, I, u_up, e->ra, beta, g->up_b + n0 * r, r);
 	}
 }
 
@@ -189,8 +200,8 @@ void ref_expert_gate_up_bwd(const struct moe_expert *e, struct moe_expert_rows *
 		int64_t n0 = (int64_t)c * MOE_CHUNK, n1 = chunk_end(c, H);
 		int n = (int)(n1 - n0);
 
-		ref_weight_gemm_nn(w->m, &e->gate, 0, w->I, n0, n1, w->dgate, w->I, 0, w->y + n0, H, rest);
-		ref_weight_gemm_nn(w->m, &e->up, 0, w->I, n0, n1, w->dup, w->I, 1, w->y + n0, H, rest);
+		ref_weight_gemm_nn(w->m, &e->gate, 0, w->I, n0, n1, f32(w->dgate), w->I, 0, w->y + n0, H, rest);
+		ref_weight_gemm_nn(w->m, &e->up, 0, w->I, n0, n1, f32(w->dup), w->I, 1, w->y + n0, H, rest);
 		if (!r)
 			continue;
 		ref_gemm_nn(w->m, n, r, e->scale, wg, 2 * r, e->a_gu + n0, H, 1, w->y + n0, H);
@@ -209,13 +220,14 @@ void ref_expert_lora_grad(const struct moe_expert *e, struct moe_expert_rows *w,
 	for (int i0 = 0; i0 < w->m; i0 += ROW_BLOCK) {
 		int m = MOE_MIN(ROW_BLOCK, w->m - i0);
 		const float *wg = w->wg + (size_t)i0 * 2 * (size_t)r;
+		float beta = g->first && i0 == 0 ? 0 : 1;
 
 		gather_rows(w, w->x, i0, m, rows);
-		ref_gemm_tn(r, H, m, e->scale, wg, 2 * r, rows, H, 1, g->a_gu, H);
-		ref_gemm_tn(r, H, m, e->scale, wg + r, 2 * r, rows, H, 1,
+		ref_gemm_tn(r, H, m, e->scale, wg, 2 * r, rows, H, beta, g->a_gu, H);
+		ref_gemm_tn(r, H, m, e->scale, wg + r, 2 * r, rows, H, e->ra == r ? 1 : beta,
 			    g->a_gu + (size_t)(e->ra - r) * (size_t)H, H);
 		gather_rows(w, w->grad_out, i0, m, rows);
-		ref_gemm_tn(H, r, m, e->scale, rows, H, vw + (size_t)i0 * (size_t)r, r, 1, g->down_b, r);
+		ref_gemm_tn(H, r, m, e->scale, rows, H, vw + (size_t)i0 * (size_t)r, r, beta, g->down_b, r);
 	}
 }
 
@@ -229,14 +241,15 @@ void ref_expert_weight_grad(const struct moe_expert *e, struct moe_expert_rows *
 	for (int i0 = 0; i0 < w->m; i0 += ROW_BLOCK) {
 		int m = MOE_MIN(ROW_BLOCK, w->m - i0);
 		size_t at = (size_t)i0 * (size_t)I;
+		float beta = g->first && i0 == 0 ? 0 : 1;
 
 		gather_rows(w, w->x, i0, m, rows);
-		ref_gemm_tn(I, H, m, 1, w->dgate + at, I, rows, H, 1, g->gate, H);
-		ref_gemm_tn(I, H, m, 1, w->dup + at, I, rows, H, 1, g->up, H);
+		ref_gemm_tn(I, H, m, 1, f32(w->dgate) + at, I, rows, H, beta, g->gate, H);
+		ref_gemm_tn(I, H, m, 1, f32(w->dup) + at, I, rows, H, beta, g->up, H);
 		gather_rows(w, w->grad_out, i0, m, rows);
 		for (int i = 0; i < m; i++)
 			for (int j = 0; j < H; j++)
 				rows[(size_t)i * (size_t)H + (size_t)j] *= w->weight[i0 + i];
-		ref_gemm_tn(H, I, m, 1, rows, H, w->h + at, I, 1, g->down, I);
+		ref_gemm_tn(H, I, m, 1, rows, H, f32(w->h) + at, I, beta, g->down, I);
 	}
 }

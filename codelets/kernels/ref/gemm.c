@@ -5,7 +5,7 @@
  */
 #include "codelets/kernels/ref/gemm.h"
 #include "codelets/kernels/ref/ref.h"
-#include "codelets/kernels/ref/vecmath.h"
+#include "codelets/kernels/elementwise/vecmath.h"
 
 #include <cblas.h>
 
@@ -60,18 +60,21 @@ static enum moe_dtype packed_dtype(enum moe_dtype src)
 	return src == MOE_F64 ? MOE_F32 : src;
 }
 
-size_t ref_weight_bytes(enum moe_dtype src, int64_t n, int64_t k)
+size_t ref_weight_bytes(enum moe_dtype src, int64_t n, int64_t k, enum moe_weight_use use)
 {
+	(void)use; /* always exact */
 	return (size_t)n * (size_t)k * moe_dtype_size(packed_dtype(src));
 }
 
 void ref_weight_pack(struct moe_weight *W, const void *src, enum moe_dtype src_dtype, int64_t n,
-		     int64_t k, int64_t ld)
+		     int64_t k, int64_t ld, enum moe_weight_use use)
 {
 	const char *from = src;
 	char *to = W->data;
 	size_t from_size = moe_dtype_size(src_dtype), to_size;
 
+	(void)use;
+	W->layout = MOE_LAYOUT_ROWS;
 	W->dtype = packed_dtype(src_dtype);
 	W->n = n;
 	W->k = k;

@@ -6,12 +6,13 @@
 #ifndef MOE_CODELETS_KERNELS_REF_REF_H
 #define MOE_CODELETS_KERNELS_REF_REF_H
 
+#include "codelets/kernels/elementwise/elementwise.h"
 #include "codelets/kernels/ref/gemm.h"
 
 /* gemm.c */
-size_t ref_weight_bytes(enum moe_dtype src, int64_t n, int64_t k);
+size_t ref_weight_bytes(enum moe_dtype src, int64_t n, int64_t k, enum moe_weight_use use);
 void ref_weight_pack(struct moe_weight *W, const void *src, enum moe_dtype src_dtype, int64_t n,
-		     int64_t k, int64_t ld);
+		     int64_t k, int64_t ld, enum moe_weight_use use);
 void ref_weight_unpack(const struct moe_weight *W, int64_t n0, int64_t n1, float *dst);
 
 /* linear.c */
@@ -28,43 +29,14 @@ void ref_linear_lora_grad(int m, int64_t n, int64_t k, const float *x, int64_t l
 void ref_linear_weight_grad(int m, int64_t n, int64_t k, const float *x, int64_t ldx,
 			    const float *dy, int64_t lddy, float *g);
 
-/* norm.c */
-void ref_rmsnorm(int m, int n, const float *x, int64_t ldx, const float *w, float eps, float *y,
-		 int64_t ldy);
-void ref_rmsnorm_bwd(int m, int n, const float *x, int64_t ldx, const float *w, float eps,
-		     const float *dy, int64_t lddy, float *dx, int64_t lddx, bool accumulate);
-
-/* rope.c */
-void ref_rope(int m, int heads, int dim, float *x, int64_t ld, const int32_t *position,
-	      const float *cs, int direction);
-
-/* swiglu.c */
-void ref_swiglu(int64_t n, const float *gate, const float *up, float *h);
-void ref_swiglu_bwd(int64_t n, const float *gate, const float *up, const float *dh, float *dgate,
-		    float *dup);
-
-/* attention.c */
-size_t ref_attention_scratch(int dim);
-void ref_attention(const struct moe_attention *a, int q0, int q1, int h0, int h1, void *scratch);
-void ref_attention_bwd_q(const struct moe_attention *a, int q0, int q1, int h0, int h1,
-			 void *scratch);
-void ref_attention_bwd_kv(const struct moe_attention *a, int k0, int k1, int g0, int g1,
-			  void *scratch);
-
-/* loss.c */
-void ref_ce_partial(int m, int64_t v0, int64_t v1, const float *logits, int64_t ld,
-		    const int32_t *label, float *max, float *sum, float *tgt);
-void ref_ce_bwd(int m, int64_t v0, int64_t v1, float *logits, int64_t ld, const int32_t *label,
-		const float *lse, float scale);
-
 /* experts.c */
 size_t ref_expert_scratch(int m, int64_t H, int64_t I, int r);
-void ref_expert_gather(const struct moe_expert *e, struct moe_expert_rows *w);
+void ref_expert_gather(const struct moe_expert *e, struct moe_expert_rows *w, void *scratch);
 void ref_expert_gate_up(const struct moe_expert *e, struct moe_expert_rows *w, int c0, int c1,
 			void *scratch);
 void ref_expert_down(const struct moe_expert *e, struct moe_expert_rows *w, int c0, int c1,
 		     void *scratch);
-void ref_expert_scatter(const struct moe_expert *e, struct moe_expert_rows *w);
+void ref_expert_scatter(const struct moe_expert *e, struct moe_expert_rows *w, void *scratch);
 void ref_expert_down_bwd(const struct moe_expert *e, struct moe_expert_rows *w,
 			 const struct moe_expert_grad *g, int c0, int c1, void *scratch);
 void ref_expert_gate_up_bwd(const struct moe_expert *e, struct moe_expert_rows *w, int c0, int c1,
@@ -73,9 +45,5 @@ void ref_expert_lora_grad(const struct moe_expert *e, struct moe_expert_rows *w,
 			  const struct moe_expert_grad *g, void *scratch);
 void ref_expert_weight_grad(const struct moe_expert *e, struct moe_expert_rows *w,
 			    const struct moe_expert_grad *g, void *scratch);
-
-/* optimizer.c */
-double ref_sum_squares(int64_t n, const float *g);
-void ref_adamw(int64_t n, float *p, const float *g, float *m, float *v, const struct moe_adamw *o);
 
 #endif

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "codelets/kernels/ref/ref.h"
-#include "codelets/kernels/ref/vecmath.h"
+#include "codelets/kernels/elementwise/elementwise.h"
+#include "codelets/kernels/elementwise/vecmath.h"
 
 #define BLOCK 256
 
 /* silu(x) = x / (1 + e^-x): 0 for very negative x, where e^-x is inf */
-void ref_swiglu(int64_t n, const float *gate, const float *up, float *h)
+void OWN(swiglu)(int64_t n, const float *gate, const float *up, float *h)
 {
 	for (int64_t i = 0; i < n; i++)
 		h[i] = gate[i] / (1.0f + ref_exp(-gate[i])) * up[i];
@@ -15,7 +15,7 @@ void ref_swiglu(int64_t n, const float *gate, const float *up, float *h)
  * silu'(x) = s (1 + x (1 - s)) with s = 1 / (1 + e^-x); s and 1 - s come from e^-|x|, so that
  * neither overflows nor cancels. By blocks, as the outputs may alias dh.
  */
-void ref_swiglu_bwd(int64_t n, const float *gate, const float *up, const float *dh, float *dgate,
+void OWN(swiglu_bwd)(int64_t n, const float *gate, const float *up, const float *dh, float *dgate,
 		    float *dup)
 {
 	float dg[BLOCK], du[BLOCK];

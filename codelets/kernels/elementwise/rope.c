@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "codelets/kernels/ref/ref.h"
+#include "codelets/kernels/elementwise/elementwise.h"
 
 static void rotate(int half, float *restrict lo, float *restrict hi, const float *restrict cos,
 		   const float *restrict sin, float sign)
@@ -12,7 +12,7 @@ static void rotate(int half, float *restrict lo, float *restrict hi, const float
 	}
 }
 
-void ref_rope(int m, int heads, int dim, float *x, int64_t ld, const int32_t *position,
+void OWN(rope)(int m, int heads, int dim, float *x, int64_t ld, const int32_t *position,
 	      const float *cs, int direction)
 {
 	int half = dim / 2;

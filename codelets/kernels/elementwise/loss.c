@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "codelets/kernels/ref/ref.h"
-#include "codelets/kernels/ref/vecmath.h"
+#include "codelets/kernels/elementwise/elementwise.h"
+#include "codelets/kernels/elementwise/vecmath.h"
 
 #define SUM_BLOCK 256 /* elements summed in f32 before their sum is added in double */
 
@@ -24,7 +24,7 @@ static double exp_sum(int64_t n, const float *x, float base)
 	return sum;
 }
 
-void ref_ce_partial(int m, int64_t v0, int64_t v1, const float *logits, int64_t ld,
+void OWN(ce_partial)(int m, int64_t v0, int64_t v1, const float *logits, int64_t ld,
 		    const int32_t *label, float *max, float *sum, float *tgt)
 {
 	for (int64_t i = 0; i < m; i++) {
@@ -37,7 +37,7 @@ void ref_ce_partial(int m, int64_t v0, int64_t v1, const float *logits, int64_t 
 	}
 }
 
-void ref_ce_bwd(int m, int64_t v0, int64_t v1, float *logits, int64_t ld, const int32_t *label,
+void OWN(ce_bwd)(int m, int64_t v0, int64_t v1, float *logits, int64_t ld, const int32_t *label,
 		const float *lse, float scale)
 {
 	for (int64_t i = 0; i < m; i++) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "codelets/kernels/ref/ref.h"
-#include "codelets/kernels/ref/vecmath.h"
+#include "codelets/kernels/elementwise/elementwise.h"
+#include "codelets/kernels/elementwise/vecmath.h"
 
-double ref_sum_squares(int64_t n, const float *g)
+double OWN(sum_squares)(int64_t n, const float *g)
 {
 	return ref_dot(n, g, g);
 }
@@ -10,7 +10,7 @@ double ref_sum_squares(int64_t n, const float *g)
 /*
  * torch.optim.AdamW (_single_tensor_adamw). The coefficients are computed in double.
  */
-void ref_adamw(int64_t n, float *restrict p, const float *restrict g, float *restrict m,
+void OWN(adamw)(int64_t n, float *restrict p, const float *restrict g, float *restrict m,
 	       float *restrict v, const struct moe_adamw *o)
 {
 	double b1 = o->beta1;

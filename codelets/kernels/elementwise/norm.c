@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "codelets/kernels/ref/ref.h"
-#include "codelets/kernels/ref/vecmath.h"
+#include "codelets/kernels/elementwise/elementwise.h"
+#include "codelets/kernels/elementwise/vecmath.h"
 
 /* 1 / sqrt(mean(x^2) + eps) */
 static double inverse_rms(int n, const float *x, float eps)
@@ -8,7 +8,7 @@ static double inverse_rms(int n, const float *x, float eps)
 	return 1.0 / sqrt(ref_dot(n, x, x) / n + (double)eps);
 }
 
-void ref_rmsnorm(int m, int n, const float *x, int64_t ldx, const float *w, float eps, float *y,
+void OWN(rmsnorm)(int m, int n, const float *x, int64_t ldx, const float *w, float eps, float *y,
 		 int64_t ldy)
 {
 	for (int64_t i = 0; i < m; i++) {
@@ -34,7 +34,7 @@ static double dot3(int n, const float *a, const float *b, const float *c)
 }
 
 /* With s = inverse_rms(x) and g = w dy: dx = s g - x s^3 / n sum(g x) */
-void ref_rmsnorm_bwd(int m, int n, const float *x, int64_t ldx, const float *w, float eps,
+void OWN(rmsnorm_bwd)(int m, int n, const float *x, int64_t ldx, const float *w, float eps,
 		     const float *dy, int64_t lddy, float *dx, int64_t lddx, bool accumulate)
 {
 	for (int64_t i = 0; i < m; i++) {

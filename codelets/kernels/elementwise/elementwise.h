@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Ops in plain C that the compiler vectorises: compiled once per kernel folder with its flags
+ * (MOE_ISA is the folder's name), so each table has its own. Contracts: codelets/kernels/kernels.h.
+ */
+#ifndef MOE_CODELETS_KERNELS_ELEMENTWISE_H
+#define MOE_CODELETS_KERNELS_ELEMENTWISE_H
+
+#include "codelets/kernels/kernels.h"
+
+#define MOE_OWN_NAME(isa, name) isa##_##name
+#define MOE_OWN_EXPAND(isa, name) MOE_OWN_NAME(isa, name)
+/* OWN(rope) is avx2_rope when compiled for avx2. */
+#define OWN(name) MOE_OWN_EXPAND(MOE_ISA, name)
+
+/* norm.c */
+void OWN(rmsnorm)(int m, int n, const float *x, int64_t ldx, const float *w, float eps, float *y,
+		  int64_t ldy);
+void OWN(rmsnorm_bwd)(int m, int n, const float *x, int64_t ldx, const float *w, float eps,
+		      const float *dy, int64_t lddy, float *dx, int64_t lddx, bool accumulate);
+
+/* rope.c */
+void OWN(rope)(int m, int heads, int dim, float *x, int64_t ld, const int32_t *position,
+	       const float *cs, int direction);
+
+/* swiglu.c */
+void OWN(swiglu)(int64_t n, const float *gate, const float *up, float *h);
+void OWN(swiglu_bwd)(int64_t n, const float *gate, const float *up, const float *dh, float *dgate,
+		     float *dup);
+
+/* attention.c */
+size_t OWN(attention_scratch)(int dim);
+void OWN(attention)(const struct moe_attention *a, int q0, int q1, int h0, int h1, void *scratch);
+void OWN(attention_bwd_q)(const struct moe_attention *a, int q0, int q1, int h0, int h1,
+			  void *scratch);
+void OWN(attention_bwd_kv)(const struct moe_attention *a, int k0, int k1, int g0, int g1,
+			   void *scratch);
+
+/* loss.c */
+void OWN(ce_partial)(int m, int64_t v0, int64_t v1, const float *logits, int64_t ld,
+		     const int32_t *label, float *max, float *sum, float *tgt);
+void OWN(ce_bwd)(int m, int64_t v0, int64_t v1, float *logits, int64_t ld, const int32_t *label,
+		 const float *lse, float scale);
+
+/* rows.c */
+void OWN(sum_rows)(int64_t n, int count, const float *const *row, const float *w, float *out);
+void OWN(to_bf16)(int m, int64_t n, const float *x, int64_t ldx, uint16_t *dst, int64_t ld16);
+
+/* optimizer.c */
+double OWN(sum_squares)(int64_t n, const float *g);
+void OWN(adamw)(int64_t n, float *p, const float *g, float *m, float *v, const struct moe_adamw *o);
+
+/* The table's fields that are filled in from here. */
+#define MOE_ELEMENTWISE_KERNELS                                                                    \
+	.rmsnorm = OWN(rmsnorm), .rmsnorm_bwd = OWN(rmsnorm_bwd), .rope = OWN(rope),               \
+	.swiglu = OWN(swiglu), .swiglu_bwd = OWN(swiglu_bwd),                                      \
+	.attention_scratch = OWN(attention_scratch), .attention = OWN(attention),                  \
+	.attention_bwd_q = OWN(attention_bwd_q), .attention_bwd_kv = OWN(attention_bwd_kv),        \
+	.ce_partial = OWN(ce_partial), .ce_bwd = OWN(ce_bwd), .sum_rows = OWN(sum_rows),           \
+	.to_bf16 = OWN(to_bf16), .sum_squares = OWN(sum_squares), .adamw = OWN(adamw)
+
+#endif

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Addresses inside a packed weight (packed/tiles.h says what the layout is). */
+#ifndef MOE_CODELETS_KERNELS_PACKED_LAYOUT_H
+#define MOE_CODELETS_KERNELS_PACKED_LAYOUT_H
+
+#include "codelets/kernels/packed/tiles.h"
+
+/* 128 bytes between panels: a stride that is a power of two puts all panels of a column in one
+ * cache set. */
+#define MOE_PACK_GAP 64
+
+static inline int64_t moe_round_up(int64_t n, int64_t to)
+{
+	return (n + to - 1) / to * to;
+}
+
+/* Elements from one panel to the next; kp is the padded k. */
+static inline int64_t moe_packed_stride(int64_t kp)
+{
+	return MOE_PACK_N * kp + MOE_PACK_GAP;
+}
+
+static inline int64_t moe_packed_panels(int64_t n)
+{
+	return (n + MOE_PACK_N - 1) / MOE_PACK_N;
+}
+
+static inline size_t moe_packed_bytes(int64_t n, int64_t kp)
+{
+	return (size_t)(moe_packed_panels(n) * moe_packed_stride(kp)) * sizeof(uint16_t);
+}
+
+#endif

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Binds the drivers of this folder to one struct moe_tiles. A kernels.c that includes it after
+ *defining MOE_TILES (the tiles' name) writes
+ *
+ *	const struct moe_kernels moe_kernels_<isa> = { .name = ..., MOE_PACKED_KERNELS, ... };
+ */
+#ifndef MOE_CODELETS_KERNELS_PACKED_TABLE_H
+#define MOE_CODELETS_KERNELS_PACKED_TABLE_H
+
+#include "codelets/kernels/elementwise/elementwise.h"
+#include "codelets/kernels/packed/packed.h"
+
+#define MOE_BIND(type, op, params, ...)                                                            \
+	static type bound_##op params                                                              \
+	{                                                                                          \
+		return moe_packed_##op(&MOE_TILES, __VA_ARGS__);                                   \
+	}
+
+MOE_BIND(size_t, weight_bytes, (enum moe_dtype src, int64_t n, int64_t k, enum moe_weight_use use),
+	 src, n, k, use)
+MOE_BIND(void, weight_pack,
+	 (struct moe_weight * W, const void *src, enum moe_dtype dtype, int64_t n, int64_t k,
+	  int64_t ld, enum moe_weight_use use),
+	 W, src, dtype, n, k, ld, use)
+MOE_BIND(void, weight_unpack, (const struct moe_weight *W, int64_t n0, int64_t n1, float *dst), W,
+	 n0, n1, dst)
+MOE_BIND(size_t, lora_bytes, (int64_t n, int64_t k), n, k)
+MOE_BIND(void, lora_pack,
+	 (const float *src, int64_t n, int64_t k, int64_t n0, int64_t n1, float scale, void *dst),
+	 src, n, k, n0, n1, scale, dst)
+MOE_BIND(size_t, linear_scratch, (int m, int64_t n, int64_t k, int r), m, n, k, r)
+MOE_BIND(void, linear,
+	 (int m, const struct moe_weight *W, int64_t n0, int64_t n1, const float *x, int64_t ldx,
+	  const float *bias, const struct moe_lora *lora, float *y, int64_t ldy, void *scratch),
+	 m, W, n0, n1, x, ldx, bias, lora, y, ldy, scratch)
+MOE_BIND(void, linear_bwd,
+	 (int m, const struct moe_weight *W, const float *dy, int64_t lddy,
+	  const struct moe_lora *lora, float *dx, int64_t lddx, bool accumulate, void *scratch),
+	 m, W, dy, lddy, lora, dx, lddx, accumulate, scratch)
+MOE_BIND(void, linear_lora_grad,
+	 (int m, int64_t n, int64_t k, const float *x, int64_t ldx, const float *dy, int64_t lddy,
+	  const struct moe_lora *lora, float *ga, float *gb, void *scratch),
+	 m, n, k, x, ldx, dy, lddy, lora, ga, gb, scratch)
+MOE_BIND(size_t, expert_scratch, (int m, int64_t H, int64_t I, int r), m, H, I, r)
+MOE_BIND(void, expert_gather,
+	 (const struct moe_expert *e, struct moe_expert_rows *w, void *scratch), e, w, scratch)
+MOE_BIND(void, expert_scatter,
+	 (const struct moe_expert *e, struct moe_expert_rows *w, void *scratch), e, w, scratch)
+
+#define MOE_BIND_CHUNKS(op)                                                                        \
+	MOE_BIND(void, op,                                                                         \
+		 (const struct moe_expert *e, struct moe_expert_rows *w, int c0, int c1,           \
+		  void *scratch),                                                                  \
+		 e, w, c0, c1, scratch)
+#define MOE_BIND_GRAD(op)                                                                          \
+	MOE_BIND(void, op,                                                                         \
+		 (const struct moe_expert *e, struct moe_expert_rows *w,                           \
+		  const struct moe_expert_grad *g, void *scratch),                                 \
+		 e, w, g, scratch)
+
+MOE_BIND_CHUNKS(expert_gate_up)
+MOE_BIND_CHUNKS(expert_down)
+MOE_BIND_CHUNKS(expert_gate_up_bwd)
+MOE_BIND(void, expert_down_bwd,
+	 (const struct moe_expert *e, struct moe_expert_rows *w, const struct moe_expert_grad *g,
+	  int c0, int c1, void *scratch),
+	 e, w, g, c0, c1, scratch)
+MOE_BIND_GRAD(expert_lora_grad)
+MOE_BIND_GRAD(expert_weight_grad)
+
+#define MOE_PACKED_KERNELS                                                                         \
+	.tiles = &MOE_TILES, .width_pad = MOE_PACK_K, .x16 = true, .kept_bytes = 2,                \
+	.weight_bytes = bound_weight_bytes, .weight_pack = bound_weight_pack,                      \
+	.weight_unpack = bound_weight_unpack, .lora_bytes = bound_lora_bytes,                      \
+	.lora_pack = bound_lora_pack, .linear_scratch = bound_linear_scratch,                      \
+	.linear = bound_linear, .linear_bwd = bound_linear_bwd,                                    \
+	.linear_lora_grad = bound_linear_lora_grad, .linear_weight_grad = ref_linear_weight_grad,  \
+	.expert_scratch = bound_expert_scratch, .expert_gather = bound_expert_gather,              \
+	.expert_gate_up = bound_expert_gate_up, .expert_down = bound_expert_down,                  \
+	.expert_scatter = bound_expert_scatter, .expert_down_bwd = bound_expert_down_bwd,          \
+	.expert_gate_up_bwd = bound_expert_gate_up_bwd,                                            \
+	.expert_lora_grad = bound_expert_lora_grad,                                                \
+	.expert_weight_grad = bound_expert_weight_grad, MOE_ELEMENTWISE_KERNELS
+
+#endif

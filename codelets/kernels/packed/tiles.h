@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What an instruction set brings to the packed kernels: packing, the two GEMM directions, gradient
+ * GEMMs and the SwiGLU epilogues. The drivers in this folder (experts.c, linear.c, ...) walk panels
+ * and slices and know no instruction set; codelets/kernels/<isa>/ fills in one struct moe_tiles.
+ *
+ * Packed weight [n, k] (bf16, moe_packed_* in layout.h): n in panels of 16 rows, k padded to
+ * MOE_PACK_K; a panel is blocks of 16 n x 8 k (MOE_LAYOUT_BLOCKS8: [k/8][16][8]) or of 16 n x 32 k
+ * (MOE_LAYOUT_BLOCKS32: [k/32][16][32]). In both, columns k.. of a panel (k a multiple of the
+ * block's) begin at element 16 k, and panels are moe_packed_stride(k) elements apart, not a power
+ * of two. Pad rows and columns are zero. One layout serves y = x W^T (fwd) and dx = dy W (bwd).
+ *
+ * Activations come in panels: tiles of up to fwd_rows or bwd_rows(m) rows, in the order that the
+ * micro-kernel reads them, elements of panel_bytes. A panel of m rows and width w (a multiple of
+ * 16) takes m * w elements; its inside belongs to the instruction set, but rows stay in tiles that
+ * depend on m only, and columns in multiples of 16 can be written and read independently of the
+ * others (`col`). A forward panel is read by fwd, a backward panel by bwd; they may differ.
+ *
+ * All sums are f32 in an order that depends on (m, k, n) only: never on which columns a call takes.
+ * Nothing here allocates; pointers are 64-byte aligned unless said; functions return void.
+ * Non-temporal stores are ordered by fence(), called by the drivers at the end of an op.
+ */
+#ifndef MOE_CODELETS_KERNELS_PACKED_TILES_H
+#define MOE_CODELETS_KERNELS_PACKED_TILES_H
+
+#include "codelets/kernels/kernels.h"
+
+#define MOE_PACK_N 16 /* rows of a weight panel */
+#define MOE_PACK_K 32 /* k of weights and widths of panels are padded to multiples of this */
+
+enum moe_out {
+	MOE_OUT_STORE,
+	MOE_OUT_ADD,	/* y += */
+	MOE_OUT_STREAM, /* non-temporal where y and ld allow it */
+};
+
+/* One run of columns of x times the same columns of one weight panel. */
+struct moe_fwd_seg {
+	const void *x;	   /* forward panel [m, width] */
+	int64_t width;	   /* of the whole panel, elements */
+	int col, k;	   /* columns col..col+k; multiples of 16 (BLOCKS32: 32) */
+	const uint16_t *w; /* the weight panel at column `col` of x, i.e. panel + 16 * its own first
+			      column */
+};
+
+/* n rows (columns col..col+n of g) of a weight, at one column range. */
+struct moe_bwd_seg {
+	const void *g; /* backward panel [m, width] */
+	int64_t width;
+	int col, n;	   /* multiples of 16 */
+	const uint16_t *w; /* first weight panel, at the first wanted column: panel + 16 * column */
+	int64_t stride;	   /* elements between panels */
+};
+#define MOE_MAX_SEGS 4
+
+struct moe_swiglu_rows {
+	int m;
+	int64_t ld;	     /* elements between rows of gate and up, kept in bf16 */
+	uint16_t *gate, *up; /* 16 columns of each row; 32-byte aligned */
+	const float *weight; /* [m] routing weight (backward) */
+};
+
+struct moe_tiles {
+	const char *name;
+	enum moe_layout layout;
+	int panel_bytes; /* of an element of a panel: 2 (bf16) or 4 (f32) */
+	int pair_bytes;	 /* of an element of a pair array: 2 or 4 */
+	int lora_pad;	 /* ranks are padded to a multiple of this: 16, or 32 */
+
+	/* ---- panels ---- */
+	/*
+	 * Packs rows token[i] (NULL: i) of src [., k], ld elements apart, as columns col..col+kp of
+	 * a forward panel of the given width; columns k..kp are zero. kp a multiple of 16. src may
+	 * be unaligned.
+	 */
+	void (*pack_fwd_bf16)(int m, const uint16_t *src, int64_t ld, const int32_t *token,
+			      int64_t k, int64_t kp, void *panel, int64_t width, int64_t col);
+	void (*pack_fwd)(int m, const float *src, int64_t ld, const int32_t *token, int64_t k,
+			 int64_t kp, void *panel, int64_t width, int64_t col);
+	/* The same for a backward panel. */
+	void (*pack_bwd)(int m, const float *src, int64_t ld, const int32_t *token, int64_t k,
+			 int64_t kp, void *panel, int64_t width, int64_t col);
+	/* Columns col..col+k of a panel as f32 rows dst [m, k], ld apart (for weight gradients,
+	 * tests). */
+	void (*unpack_fwd)(int m, const void *panel, int64_t width, int64_t col, int64_t k,
+			   float *dst, int64_t ld);
+	void (*unpack_bwd)(int m, const void *panel, int64_t width, int64_t col, int64_t k,
+			   float *dst, int64_t ld);
+
+	/* ---- GEMM ---- */
+	/*
+	 * y[m, 16] = sum over segments of x W^T for one weight panel each (f32, rows ldy apart).
+	 * Accumulators run on from one segment to the next. `next`: what will be read next, to be
+	 * prefetched while there are rows enough, or NULL.
+	 */
+	void (*fwd)(int m, const struct moe_fwd_seg *seg, int nseg, const uint16_t *next, float *y,
+		    int64_t ldy, enum moe_out out);
+	/* How many columns one call of bwd should take for m rows so that its result stays in L1:
+	 * 32, or up to MOE_CHUNK where the weights are walked in memory order. Always a divisor of
+	 * MOE_CHUNK. */
+	int (*bwd_columns)(int m);
+	/* Bytes of scratch that bwd needs for `columns` columns of segments with n rows in all. */
+	size_t (*bwd_scratch)(int m, int64_t n, int columns);
+	/* y[m, columns] = sum over segments of g W; columns a multiple of 16 */
+	void (*bwd)(int m, const struct moe_bwd_seg *seg, int nseg, int columns, float *y,
+		    int64_t ldy, enum moe_out out, void *scratch);
+
+	/* ---- gradients: sums over the m rows ---- */
+	/*
+	 * Rows token[i] (NULL: i) of src, `cols` columns (a multiple of 16), times scale[i] (NULL:
+	 * 1), in the order that grad reads: a pair array [ceil(m/2)][cols][2] (pair_bytes 2; a
+	 * missing last row is zero) or [m rounded up to 2][cols] (pair_bytes 4): (m + m % 2) * cols
+	 * elements.
+	 */
+	void (*pairs)(int m, const float *src, int64_t ld, const int32_t *token, const float *scale,
+		      int cols, void *dst);
+	void (*pairs_bf16)(int m, const uint16_t *src, int64_t ld, const int32_t *token, int cols,
+			   void *dst);
+	/*
+	 * c[na, nb] (+)= scale * a^T b; a and b are pair arrays of lda and ldb columns at their
+	 * first wanted column; na, nb arbitrary (pair arrays have columns up to the next multiple
+	 * of 16), ldc in elements, c 4-byte aligned. ADD accumulates.
+	 */
+	void (*grad)(int m, const void *a, int64_t lda, int na, const void *b, int64_t ldb, int nb,
+		     float scale, float *c, int64_t ldc, enum moe_out out);
+
+	/* ---- SwiGLU on 16 columns of m rows; f32 arrays [m, 16] ---- */
+	/* keeps gate and up (bf16) and leaves h = silu(gate) up, computed from f32, in g */
+	void (*swiglu)(const struct moe_swiglu_rows *r, float *g, const float *u);
+	/*
+	 * From gate and up as kept and dh (rows ld_dh apart, without the routing weight): dgate and
+	 * dup with the routing weight, h, and dgw[i, 16] += dh * h by lanes
+	 */
+	void (*swiglu_bwd)(const struct moe_swiglu_rows *r, const float *dh, int64_t ld_dh,
+			   float *dgate, float *dup, float *h, float *dgw);
+
+	/* orders non-temporal stores before what follows */
+	void (*fence)(void);
+	/* Runs the fastest multiply-add loop this instruction set has, registers only; returns its
+	 * flops. */
+	double (*peak)(int64_t iterations);
+};
+
+#endif
