@@ -24,8 +24,5 @@ void c_pairs(int m, const float *src, int64_t ld, const int32_t *token, const fl
 	     int cols, void *dst);
 void c_pairs_bf16(int m, const uint16_t *src, int64_t ld, const int32_t *token, int cols,
 		  void *dst);
-void c_swiglu_rows(const struct moe_swiglu_rows *r, float *g, const float *u);
-void c_swiglu_rows_bwd(const struct moe_swiglu_rows *r, const float *dh, int64_t ld_dh,
-		       float *dgate, float *dup, float *h, float *dgw);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Panels: f32 rows as they stand. */
 #include "codelets/kernels/c/c.h"
+#include "codelets/kernels/elementwise/elementwise.h"
 
 static void pack_bf16(int m, const uint16_t *src, int64_t ld, const int32_t *token, int64_t k,
 		      int64_t kp, void *panel, int64_t width, int64_t col)
@@ -72,7 +73,7 @@ const struct moe_tiles moe_tiles_c = {
 	.pairs = c_pairs,
 	.pairs_bf16 = c_pairs_bf16,
 	.grad = c_grad,
-	.swiglu = c_swiglu_rows,
-	.swiglu_bwd = c_swiglu_rows_bwd,
+	.swiglu = OWN(swiglu_rows),
+	.swiglu_bwd = OWN(swiglu_rows_bwd),
 	.fence = fence,
 };
