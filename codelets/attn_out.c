@@ -18,6 +18,9 @@ static void run(const void *args, struct moe_worker *worker)
 	for (size_t i = 0; i < n; i++)
 		out[i] += x[i];
 	moe_kernels()->rmsnorm(m, d->H, out, d->H, a->layer->ffn_norm, d->eps, s->xn + at, d->H);
+	if (a->xn16)
+		moe_kernels()->to_bf16(m, d->H, s->xn + at, d->H,
+				       a->xn16 + (int64_t)a->t0 * moe_width(d->H), moe_width(d->H));
 }
 
 static double cost_us(const void *args)

@@ -87,6 +87,7 @@ struct moe_attn_args {
 	struct moe_batch batch;
 	int t0, t1;	       /* token block */
 	int h0, h1;	       /* query heads; kv heads for attention_bwd_kv */
+	uint16_t *xn16;	       /* attn_out: xn in bf16, rows of moe_width(H); NULL: not wanted */
 	const float *grad_mid; /* [T, H] gradient at x_mid */
 	float *grad_x;	       /* qkv_bwd: [T, H] gradient at x, NULL: not wanted */
 	int linear;	       /* linear_grad: enum moe_attn_linear */

@@ -2,7 +2,7 @@
 #include "codelets/down_bwd.h"
 #include "engine/codelet.h"
 
-/* The gradients of this run of chunks: a window's first micro-batch overwrites. */
+/* The gradients of this run of chunks where the window's first micro-batch has no rows. */
 static void clear(const struct moe_experts *l, struct moe_expert_grad *g, int part, int c0, int c1)
 {
 	int64_t I = l->part[part].I, r = l->r;
@@ -20,17 +20,18 @@ static void one(const struct moe_expert_args *a, int index, const struct moe_exp
 		struct moe_expert_rows *rows, struct moe_worker *worker)
 {
 	const struct moe_experts *l = a->layer;
-	struct moe_expert_grad grad = moe_expert_grad_of(l, a->part, index);
+	struct moe_expert_grad grad = moe_expert_grad_of(l, a->part, index, a->first);
 
-	if (a->first)
-		clear(l, &grad, a->part, a->c0, a->c1);
-	if (!rows->m)
+	if (!rows->m) {
+		if (a->first)
+			clear(l, &grad, a->part, a->c0, a->c1);
 		return;
+	}
 	if (l->tokens_seen && a->part == 0 && a->c0 == 0 &&
 	    a->c1 > 0) /* micro-batches may overlap */
 		__atomic_fetch_add(&l->tokens_seen[index], rows->m, __ATOMIC_RELAXED);
 	if (a->head)
-		moe_kernels()->expert_scatter(e, rows);
+		moe_kernels()->expert_scatter(e, rows, worker->scratch);
 	moe_kernels()->expert_down_bwd(e, rows, &grad, a->c0, a->c1, worker->scratch);
 }
 

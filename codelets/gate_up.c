@@ -7,7 +7,7 @@ static void one(const struct moe_expert_args *a, int index, const struct moe_exp
 {
 	(void)index;
 	if (a->head)
-		moe_kernels()->expert_gather(e, rows);
+		moe_kernels()->expert_gather(e, rows, worker->scratch);
 	moe_kernels()->expert_gate_up(e, rows, a->c0, a->c1, worker->scratch);
 }
 

@@ -5,8 +5,8 @@
 static void one(const struct moe_expert_args *a, int index, const struct moe_expert *e,
 		struct moe_expert_rows *rows, struct moe_worker *worker)
 {
-	(void)a, (void)index, (void)worker;
-	moe_kernels()->expert_gather(e, rows);
+	(void)a, (void)index;
+	moe_kernels()->expert_gather(e, rows, worker->scratch);
 }
 
 static void run(const void *args, struct moe_worker *worker)

@@ -17,7 +17,9 @@
  * others (`col`). A forward panel is read by fwd, a backward panel by bwd; they may differ.
  *
  * All sums are f32 in an order that depends on (m, k, n) only: never on which columns a call takes.
- * Nothing here allocates; pointers are 64-byte aligned unless said; functions return void.
+ * Nothing here allocates; functions return void. Panels, packed weights, pair arrays and scratch are
+ * 64-byte aligned at their base; rows that come from or go to the caller (src, dst, y, dh, c) only as their
+ * type needs, and ld is arbitrary: MOE_OUT_STREAM streams where it can and stores elsewhere.
  * Non-temporal stores are ordered by fence(), called by the drivers at the end of an op.
  */
 #ifndef MOE_CODELETS_KERNELS_PACKED_TILES_H
