@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The bare GEMMs of a layer: three products per expert and direction on packed weights, the
- * experts handed out by a counter to plain threads. Inputs stream from arenas as in the layer;
- * outputs stay in a buffer of the thread. The floor that a step is compared with.
+ * The bare GEMMs of a layer: three products per expert and direction on packed weights and packed
+ * rows, the experts handed out by a counter to plain threads. Inputs stream from arenas as in the
+ * layer; outputs stay in a buffer of the thread. The floor that a step is compared with: no
+ * packing, no LoRA, no epilogue. Tables without tiles run their dense layers.
  */
 #include "bench/layer/layer_bench.h"
 
-#include "codelets/kernels/kernels.h"
+#include "codelets/kernels/packed/layout.h"
 #include "engine/engine.h"
 
 #include <pthread.h>
@@ -37,10 +38,53 @@ struct layer_bare {
 	char *weights;
 	size_t stride;	      /* bytes of one packed matrix */
 	float *wide, *narrow; /* [R, H] x and grad_out; [R, I] h, dgate and dup */
+	void *fwd_wide, *bwd_wide, *fwd_narrow, *bwd_narrow; /* the same packed, per expert */
 	struct bare_thread *thread;
 	pthread_barrier_t barrier;
 	atomic_int next[2]; /* expert of the forward, of the backward */
 };
+
+/* y[m, n] by weight panels, as the layer's gate_up and down walk them */
+static void fwd(struct bare_thread *t, int m, const void *panel, const struct moe_weight *w)
+{
+	const struct moe_tiles *k = moe_kernels()->tiles;
+	int64_t kp = moe_round_up(w->k, MOE_PACK_K), stride = moe_packed_stride(kp);
+
+	for (int64_t n = 0; n < w->n; n += MOE_PACK_N) {
+		struct moe_fwd_seg seg = { panel, kp, 0, (int)kp,
+					   (const uint16_t *)w->data + n / MOE_PACK_N * stride };
+
+		k->fwd(m, &seg, 1, seg.w + stride, t->y, MOE_PACK_N, MOE_OUT_STORE);
+	}
+}
+
+/* dx[m, k] from one or two weights, by column ranges as down_bwd and gate_up_bwd walk them */
+static void bwd(struct bare_thread *t, int m, int64_t columns, const void *const *panel,
+		const struct moe_weight *const *w, int count)
+{
+	const struct moe_tiles *k = moe_kernels()->tiles;
+	int step = k->bwd_columns(m);
+
+	for (int64_t c = 0; c < columns; c += step) {
+		int width = (int)MOE_MIN(step, columns - c);
+		struct moe_bwd_seg seg[2];
+
+		for (int i = 0; i < count; i++)
+			seg[i] =
+				(struct moe_bwd_seg){ panel[i],
+						      moe_round_up(w[i]->n, MOE_PACK_K),
+						      0,
+						      (int)moe_round_up(w[i]->n, MOE_PACK_N),
+						      (const uint16_t *)w[i]->data + MOE_PACK_N * c,
+						      moe_packed_stride(columns) };
+		k->bwd(m, seg, count, width, t->dx, width, MOE_OUT_STORE, t->scratch);
+	}
+}
+
+static const void *rows_at(const void *panels, int64_t row, int64_t width)
+{
+	return (const char *)panels + row * width * moe_kernels()->panel_bytes;
+}
 
 static void forward(struct bare_thread *t, int e)
 {
@@ -49,6 +93,14 @@ static void forward(struct bare_thread *t, int e)
 	const float *x = b->wide + b->first[e] * b->H, *h = b->narrow + b->first[e] * b->I;
 	int m = b->rows[e];
 
+	if (k->tiles) {
+		const void *wide = rows_at(b->fwd_wide, b->first[e], moe_width(b->H));
+
+		fwd(t, m, wide, &b->gate[e]);
+		fwd(t, m, wide, &b->up[e]);
+		fwd(t, m, rows_at(b->fwd_narrow, b->first[e], moe_width(b->I)), &b->down[e]);
+		return;
+	}
 	k->linear(m, &b->gate[e], 0, b->I, x, b->H, NULL, NULL, t->y, b->I, t->scratch);
 	k->linear(m, &b->up[e], 0, b->I, x, b->H, NULL, NULL, t->y, b->I, t->scratch);
 	k->linear(m, &b->down[e], 0, b->H, h, b->I, NULL, NULL, t->y, b->H, t->scratch);
@@ -61,6 +113,15 @@ static void backward(struct bare_thread *t, int e)
 	const float *dy = b->wide + b->first[e] * b->H, *dh = b->narrow + b->first[e] * b->I;
 	int m = b->rows[e];
 
+	if (k->tiles) {
+		const void *wide = rows_at(b->bwd_wide, b->first[e], moe_width(b->H));
+		const void *narrow = rows_at(b->bwd_narrow, b->first[e], moe_width(b->I));
+		const struct moe_weight *down = &b->down[e], *gu[2] = { &b->gate[e], &b->up[e] };
+
+		bwd(t, m, moe_width(b->I), &wide, &down, 1);
+		bwd(t, m, moe_width(b->H), (const void *[2]){ narrow, narrow }, gu, 2);
+		return;
+	}
 	k->linear_bwd(m, &b->down[e], dy, b->H, NULL, t->dx, b->I, false, t->scratch);
 	k->linear_bwd(m, &b->gate[e], dh, b->I, NULL, t->dx, b->H, false, t->scratch);
 	k->linear_bwd(m, &b->up[e], dh, b->I, NULL, t->dx, b->H, true, t->scratch);
@@ -157,6 +218,11 @@ static enum moe_status alloc_threads(struct layer_bare *b, int rows_max)
 	size_t scratch = MOE_MAX(k->linear_scratch(rows_max, b->I, b->H, 0),
 				 k->linear_scratch(rows_max, b->H, b->I, 0));
 
+	if (k->tiles)
+		scratch = MOE_MAX(scratch, k->tiles->bwd_scratch(rows_max,
+								 moe_width(MOE_MAX(b->H, 2 * b->I)),
+								 MOE_CHUNK));
+
 	for (int i = 0; i < b->workers; i++) {
 		struct bare_thread *t = &b->thread[i];
 
@@ -166,6 +232,37 @@ static enum moe_status alloc_threads(struct layer_bare *b, int rows_max)
 		t->scratch = take(b, scratch);
 		if (!t->y || !t->dx || !t->scratch)
 			return MOE_ERR_NOMEM;
+	}
+	return MOE_OK;
+}
+
+/* Each expert's rows as panels of their own, as gather and scatter leave them. */
+static enum moe_status pack_rows(struct layer_bare *b, int64_t R)
+{
+	const struct moe_tiles *t = moe_kernels()->tiles;
+	int64_t H = moe_width(b->H), I = moe_width(b->I);
+
+	if (!t)
+		return MOE_OK;
+	b->fwd_wide = take(b, (size_t)(R * H * t->panel_bytes));
+	b->bwd_wide = take(b, (size_t)(R * H * t->panel_bytes));
+	b->fwd_narrow = take(b, (size_t)(R * I * t->panel_bytes));
+	b->bwd_narrow = take(b, (size_t)(R * I * t->panel_bytes));
+	if (!b->fwd_wide || !b->bwd_wide || !b->fwd_narrow || !b->bwd_narrow)
+		return MOE_ERR_NOMEM;
+	for (int e = 0; e < b->E; e++) {
+		const float *wide = b->wide + b->first[e] * b->H;
+		const float *narrow = b->narrow + b->first[e] * b->I;
+		int m = b->rows[e];
+
+		t->pack_fwd(m, wide, b->H, NULL, b->H, H,
+			    (void *)rows_at(b->fwd_wide, b->first[e], H), H, 0);
+		t->pack_bwd(m, wide, b->H, NULL, b->H, H,
+			    (void *)rows_at(b->bwd_wide, b->first[e], H), H, 0);
+		t->pack_fwd(m, narrow, b->I, NULL, b->I, I,
+			    (void *)rows_at(b->fwd_narrow, b->first[e], I), I, 0);
+		t->pack_bwd(m, narrow, b->I, NULL, b->I, I,
+			    (void *)rows_at(b->bwd_narrow, b->first[e], I), I, 0);
 	}
 	return MOE_OK;
 }
@@ -189,8 +286,8 @@ static enum moe_status alloc_all(struct layer_bare *b, const struct layer_option
 		R += b->rows[e];
 		rows_max = MOE_MAX(rows_max, b->rows[e]);
 	}
-	b->stride = MOE_MAX(k->weight_bytes(o->dtype, b->I, b->H),
-			    k->weight_bytes(o->dtype, b->H, b->I));
+	b->stride = MOE_MAX(k->weight_bytes(o->dtype, b->I, b->H, MOE_USE_GEMM),
+			    k->weight_bytes(o->dtype, b->H, b->I, MOE_USE_GEMM));
 	b->stride = (b->stride + 63) & ~(size_t)63;
 	b->weights = take(b, 3 * E * b->stride);
 	b->wide = take(b, (size_t)R * (size_t)b->H * sizeof(float));
@@ -203,6 +300,7 @@ static enum moe_status alloc_all(struct layer_bare *b, const struct layer_option
 		b->wide[i] = (float)(i % 251 - 125) / 72;
 	for (int64_t i = 0; i < R * b->I; i++)
 		b->narrow[i] = (float)(i % 241 - 120) / 70;
+	MOE_TRY(pack_rows(b, R));
 	return alloc_threads(b, rows_max);
 }
 
@@ -237,7 +335,7 @@ void layer_bare_set(struct layer_bare *b, enum moe_block_array which, int expert
 							      : &b->up[expert];
 
 	moe_kernels()->weight_pack(w, src, dtype, down ? b->H : b->I, down ? b->I : b->H,
-				   down ? b->I : b->H);
+				   down ? b->I : b->H, MOE_USE_GEMM);
 }
 
 void layer_bare_destroy(struct layer_bare *b)
@@ -252,6 +350,10 @@ void layer_bare_destroy(struct layer_bare *b)
 	moe_memory_free(b->engine, b->weights);
 	moe_memory_free(b->engine, b->wide);
 	moe_memory_free(b->engine, b->narrow);
+	moe_memory_free(b->engine, b->fwd_wide);
+	moe_memory_free(b->engine, b->bwd_wide);
+	moe_memory_free(b->engine, b->fwd_narrow);
+	moe_memory_free(b->engine, b->bwd_narrow);
 	pthread_barrier_destroy(&b->barrier);
 	moe_free(b->thread);
 	moe_free(b->gate);
