@@ -2,6 +2,7 @@
 /* The public MoE block: checks, buffers that grow, and one pass at a time through graphs/moe_graph.
  */
 #include "api/block.h"
+#include "api/machine.h"
 
 #include <math.h>
 
@@ -93,7 +94,7 @@ enum moe_status moe_block_create(struct moe_engine *engine, const struct moe_blo
 	*out = NULL;
 	MOE_TRY(moe_engine_check(engine));
 	MOE_TRY(check_params(params));
-	MOE_TRY(moe_kernels_select(moe_engine_isa(engine)));
+	MOE_TRY(moe_machine_use(engine));
 	b = moe_calloc(1, sizeof *b);
 	if (!b)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for a block");

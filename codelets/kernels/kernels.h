@@ -100,6 +100,8 @@ struct moe_kernels {
 	const char *name;
 	int rank;		  /* the supported table with the highest rank is the default */
 	bool (*supported)(void);  /* CPUID and what the operating system permits */
+	/* Runs the best multiply-add loop on registers; returns the flops done. NULL: no such loop. */
+	double (*peak)(int64_t iterations);
 
 	/* ---- weights ---- */
 	size_t (*weight_bytes)(enum moe_dtype src, int64_t n, int64_t k);
@@ -197,5 +199,7 @@ extern const struct moe_kernels *const moe_kernels_list[];
 const struct moe_kernels *moe_kernels(void);
 /* name NULL: MOESAIC_ISA or the best. MOE_ERR_CONFIG names the known and supported ones. */
 enum moe_status moe_kernels_select(const char *name);
+/* The same without using it. */
+enum moe_status moe_kernels_choose(const char *name, const struct moe_kernels **out);
 
 #endif

@@ -12,6 +12,7 @@ const struct moe_kernels moe_kernels_ref = {
 	.name = "ref",
 	.rank = 0,
 	.supported = always,
+	.peak = NULL, /* OpenBLAS chooses its instructions itself */
 	.weight_bytes = ref_weight_bytes,
 	.weight_pack = ref_weight_pack,
 	.weight_unpack = ref_weight_unpack,
