@@ -46,6 +46,23 @@ static enum moe_status check_params(const struct moe_block_params *p)
 	return MOE_OK;
 }
 
+static int group_size(const struct moe_block *b, int tokens)
+{
+	const struct moe_block_params *p = &b->params;
+	struct moe_load load = {
+		.E = p->experts,
+		.k = p->experts_per_token,
+		.H = p->hidden,
+		.P = moe_engine_parts(b->engine),
+		.I = p->intermediate,
+		.T = tokens,
+		.workers = moe_engine_workers(b->engine),
+		.weight_bytes = (double)moe_dtype_size(p->weight_dtype),
+	};
+
+	return p->group_size ? p->group_size : moe_group_size_choose(&load, moe_machine());
+}
+
 static enum moe_status alloc_layer(struct moe_block *b)
 {
 	const struct moe_block_params *p = &b->params;
@@ -56,9 +73,7 @@ static enum moe_status alloc_layer(struct moe_block *b)
 		.H = p->hidden,
 		.I = p->intermediate,
 		.r = p->lora_rank,
-		.group_size = p->group_size ? p->group_size
-					    : moe_group_size_choose(p->experts,
-								    p->experts_per_token, tokens),
+		.group_size = group_size(b, tokens),
 		.scale = p->lora_rank ? p->lora_alpha / (float)p->lora_rank : 0,
 		.share_a = p->lora_share_a,
 		.trainable = p->lora_rank > 0,
