@@ -62,20 +62,22 @@ static enum moe_status check_rates(const struct moe_machine_rates_file *f)
 						 f->isa[i].gemm_gflops[MOE_GEMM_BACKWARD][j]));
 	if (least > 0 && isfinite(least))
 		return MOE_OK;
-	return moe_fail(MOE_ERR_RUNTIME, "a measurement gave %g: the clocks of this machine do "
-					 "not work", least);
+	return moe_fail(MOE_ERR_RUNTIME,
+			"a measurement gave %g: the clocks of this machine do "
+			"not work",
+			least);
 }
 
-/* *path (moe_free) is where the file was written; NULL: it was not to be. */
-static enum moe_status write_file(const struct moe_calibration *c, char **path)
+/* *path (moe_free) is where the file will be; NULL: there is to be none. */
+static enum moe_status find_place(const struct moe_calibrate_params *p, char **path)
 {
 	bool named;
 
 	*path = NULL;
-	if (c->params->no_file)
+	if (p->no_file)
 		return MOE_OK;
-	if (c->params->file) {
-		*path = moe_strdup(c->params->file);
+	if (p->file) {
+		*path = moe_strdup(p->file);
 		if (!*path)
 			return moe_fail(MOE_ERR_NOMEM, "no memory for a path");
 	} else {
@@ -84,7 +86,7 @@ static enum moe_status write_file(const struct moe_calibration *c, char **path)
 	if (!*path)
 		return moe_fail(MOE_ERR_IO, "no place for the file: set HOME, XDG_CACHE_HOME or "
 					    "MOESAIC_MACHINE");
-	return moe_machine_file_write(*path, &c->file);
+	return moe_machine_file_try(*path);
 }
 
 enum moe_status moe_machine_calibrate(const struct moe_calibrate_params *params,
@@ -104,13 +106,15 @@ enum moe_status moe_machine_calibrate(const struct moe_calibrate_params *params,
 		   moe_calibrate_tables_ms();
 	c->total = params->quick ? MOE_MAX(c->total / 10, (int64_t)1) : c->total;
 	identify(&c->file.machine);
+	MOE_TRY_GOTO(find_place(params, &path), st, out);
 	MOE_TRY_GOTO(moe_calibrate_tasks(c), st, out); /* first: it fails where an engine is open */
 	MOE_TRY_GOTO(measure_memory(c), st, out);
 	MOE_TRY_GOTO(moe_calibrate_tables(c), st, out);
 	MOE_TRY_GOTO(check_rates(&c->file), st, out);
 	if (params->progress)
 		params->progress("done", c->total, c->total, params->user);
-	MOE_TRY_GOTO(write_file(c, &path), st, out);
+	if (path)
+		MOE_TRY_GOTO(moe_machine_file_write(path, &c->file), st, out);
 	if (out)
 		st = moe_machine_describe_file(&c->file, path, out);
 out:

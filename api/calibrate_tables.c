@@ -93,8 +93,8 @@ static enum moe_status make(struct table *t)
 {
 	size_t weight = t->k->weight_bytes(MOE_BF16, N, K), rows = MAX_ROWS * sizeof(float);
 	size_t scratch = t->k->linear_scratch(MAX_ROWS, N, K, 0), gap = 4096;
-	size_t total = weight + rows * (N + K + MOE_MAX(N, K)) + scratch + (size_t)N * K * 2 +
-		       6 * gap;
+	size_t total =
+		weight + rows * (N + K + MOE_MAX(N, K)) + scratch + (size_t)N * K * 2 + 6 * gap;
 	char *at;
 
 	if (!moe_huge_map(&t->memory, total, 0))
@@ -153,7 +153,8 @@ static void call_pack(void *arg)
 static enum moe_status measure_packing(struct moe_calibration *c, const struct moe_kernels *k,
 				       struct moe_rates *r)
 {
-	size_t source = (size_t)PACK_N * PACK_K * 2, packed = k->weight_bytes(MOE_BF16, PACK_N, PACK_K);
+	size_t source = (size_t)PACK_N * PACK_K * 2,
+	       packed = k->weight_bytes(MOE_BF16, PACK_N, PACK_K);
 	struct packing p = { .k = k };
 	struct moe_huge from = { .map = NULL }, to = { .map = NULL };
 	char what[64];
@@ -175,7 +176,8 @@ static enum moe_status measure_packing(struct moe_calibration *c, const struct m
 	return MOE_OK;
 }
 
-static void measure_peak(struct moe_calibration *c, const struct moe_kernels *k, struct moe_rates *r)
+static void measure_peak(struct moe_calibration *c, const struct moe_kernels *k,
+			 struct moe_rates *r)
 {
 	char what[64];
 	double end, start, flops;

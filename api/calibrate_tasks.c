@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Overhead of a task: what workers and submission take beside the bodies, per task, in a graph whose
- * tasks stream a megabyte each (StarPU's structures are then as cold as in a layer; with empty tasks
- * it would look three times cheaper).
+ * Overhead of a task: what workers and submission take beside the bodies, per task, in a graph
+ * whose tasks stream a megabyte each (StarPU's structures are then as cold as in a layer; with
+ * empty tasks it would look three times cheaper).
  */
 #include "api/machine.h"
 
@@ -91,7 +91,8 @@ static enum moe_status round_submission(struct bench *b, double *us)
 }
 
 static enum moe_status measure_rounds(struct bench *b, double seconds,
-				 enum moe_status (*round)(struct bench *, double *), double *us)
+				      enum moe_status (*round)(struct bench *, double *),
+				      double *us)
 {
 	double value[ROUNDS_MAX], end = moe_now() + seconds;
 	int n = 0;

@@ -7,9 +7,9 @@
 #include "engine/cost.h"
 
 /* Cycles of scalar code where neither flops nor bytes decide; orders of magnitude. */
-#define MOE_CYCLES_EXP 35.0	/* one exp in double, with what is around it */
+#define MOE_CYCLES_EXP 35.0	  /* one exp in double, with what is around it */
 #define MOE_CYCLES_SCATTERED 35.0 /* one read that no prefetcher foresees, from a nearby cache */
-#define MOE_CYCLES_STEP 5.0	/* one dependent step of a loop */
+#define MOE_CYCLES_STEP 5.0	  /* one dependent step of a loop */
 
 static inline double moe_task_us(void)
 {

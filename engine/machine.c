@@ -75,15 +75,15 @@ double moe_machine_clock_guess(void)
 /* ---- guesses ---- */
 
 /*
- * Share of the peak by rows. Packed kernels: notes/kernels.md 2, own kernels warm, the least of four
- * shapes. sgemm: the same, OpenBLAS with bf16 expanded in each call, against 32 flop per cycle.
+ * Share of the peak by rows. Packed kernels: notes/kernels.md 2, own kernels warm, the least of
+ * four shapes. sgemm: the same, OpenBLAS with bf16 expanded in each call, against 32 flop per
+ * cycle.
  */
 static const double packed_share[MOE_GEMM_DIRECTIONS][MOE_RATE_POINTS] = {
 	{ .30, .60, .90, .96, .97, .97, .97, .96, .96 },
 	{ .30, .60, .78, .92, .92, .93, .90, .93, .93 },
 };
-static const double sgemm_share[MOE_RATE_POINTS] = { .03, .06, .11, .19, .33,
-						     .48, .62, .74, .82 };
+static const double sgemm_share[MOE_RATE_POINTS] = { .03, .06, .11, .19, .33, .48, .62, .74, .82 };
 /* A tile has 16 rows, used or not; loads bound it at half its peak. */
 static const double tile_share[MOE_RATE_POINTS] = { .03, .06, .12, .25, .5, .5, .5, .5, .5 };
 
@@ -93,7 +93,7 @@ static const struct {
 	double flops_per_cycle;
 	const double *share[MOE_GEMM_DIRECTIONS];
 } tables[] = {
-	{ "ref", 32, { sgemm_share, sgemm_share } }, /* two 8-wide FMA */
+	{ "ref", 32, { sgemm_share, sgemm_share } },		 /* two 8-wide FMA */
 	{ "portable", 8, { packed_share[0], packed_share[1] } }, /* one 4-wide mul and add */
 	{ "avx2", 32, { packed_share[0], packed_share[1] } },
 	{ "avx512f", 32, { packed_share[0], packed_share[1] } }, /* Zen 4; 64 with two units */
@@ -136,7 +136,8 @@ void moe_machine_defaults(const char *isa, double clock_ghz, int cpus, struct mo
 
 /* ---- the process's ---- */
 
-/* Readers hold plain pointers: what was selected once stays. Few differ, so equal ones are shared. */
+/* Readers hold plain pointers: what was selected once stays. Few differ, so equal ones are shared.
+ */
 struct kept {
 	struct moe_machine machine;
 	struct kept *next;

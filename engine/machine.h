@@ -27,17 +27,17 @@ struct moe_rates {
 };
 
 struct moe_machine {
-	char cpu[MOE_MACHINE_TEXT]; /* moe_machine_cpu() */
-	int cpus;		    /* moe_machine_cpus() */
+	char cpu[MOE_MACHINE_TEXT];  /* moe_machine_cpu() */
+	int cpus;		     /* moe_machine_cpus() */
 	char date[MOE_MACHINE_NAME]; /* of calibration; "": guessed */
 	double load;		     /* of the machine while it was calibrated */
 	double clock_ghz;
 	double read_gbps, read_all_gbps; /* DRAM, one core and all together */
 	double copy_gbps;		 /* bytes copied, so twice as many move */
-	double task_us, task_all_us; /* overhead of a task: one worker, each of all workers */
-	double submit_us;	     /* of the submitting thread */
-	struct moe_rates rates;	     /* of the table in use */
-	int workers;		     /* that share read_all_gbps */
+	double task_us, task_all_us;	 /* overhead of a task: one worker, each of all workers */
+	double submit_us;		 /* of the submitting thread */
+	struct moe_rates rates;		 /* of the table in use */
+	int workers;			 /* that share read_all_gbps */
 };
 
 /* Rows of point i: 1 << i. */

@@ -116,9 +116,8 @@ static uint64_t fold(line v)
 }
 
 /* `streams` equal runs side by side; ahead: lines of prefetch, 0: none. Inlined with constants. */
-static inline __attribute__((always_inline)) uint64_t read_lines(const line *p, size_t lines,
-								  size_t streams, size_t ahead,
-								  int locality)
+static inline __attribute__((always_inline)) uint64_t
+read_lines(const line *p, size_t lines, size_t streams, size_t ahead, int locality)
 {
 	size_t run = lines / streams;
 	line a = { 0 }, b = { 0 };
@@ -186,7 +185,7 @@ struct reader {
 	pthread_t thread;
 	int index;
 	struct moe_huge buffer; /* touched by the thread that reads it */
-	uint64_t sum; /* so that nothing is optimised away */
+	uint64_t sum;		/* so that nothing is optimised away */
 	int repeats;
 	double from[MOE_COUNT(loops)][MAX_REPEATS], to[MOE_COUNT(loops)][MAX_REPEATS];
 	double cpu[MOE_COUNT(loops)][MAX_REPEATS];
@@ -277,8 +276,8 @@ static size_t bytes_each(int threads)
 	long l3 = sysconf(_SC_LEVEL3_CACHE_SIZE), pages = sysconf(_SC_AVPHYS_PAGES);
 	size_t total = MOE_MAX(LEAST_TOTAL, 4 * (size_t)MOE_MAX(l3, 0L));
 	size_t each = MOE_MAX(total / (size_t)threads, LEAST_EACH);
-	size_t free_each = (size_t)MOE_MAX(pages, 0L) * (size_t)sysconf(_SC_PAGESIZE) / 2 /
-			   (size_t)threads;
+	size_t free_each =
+		(size_t)MOE_MAX(pages, 0L) * (size_t)sysconf(_SC_PAGESIZE) / 2 / (size_t)threads;
 
 	each = MOE_MIN(each, MOE_MAX(free_each, HUGE_PAGE));
 	return each & ~(HUGE_PAGE - 1);

@@ -29,16 +29,17 @@ enum moe_status moe_backward_mode_parse(const char *text, enum moe_backward_mode
 			continue;
 		if (text[n] && i == MOE_BACKWARD_SHARED)
 			v = strtol(text + n + 1, &end, 10);
-		if ((text[n] && i != MOE_BACKWARD_SHARED) || (end && (*end || end == text + n + 1)) ||
-		    v < 1 || v > MAX_RING)
+		if ((text[n] && i != MOE_BACKWARD_SHARED) ||
+		    (end && (*end || end == text + n + 1)) || v < 1 || v > MAX_RING)
 			break;
 		*mode = (enum moe_backward_mode)i;
 		*ring = (int)v;
 		return MOE_OK;
 	}
-	return moe_fail(MOE_ERR_CONFIG,
-			"backward weights \"%s\"; possible are direct, shared:N (N layers) and resident",
-			text);
+	return moe_fail(
+		MOE_ERR_CONFIG,
+		"backward weights \"%s\"; possible are direct, shared:N (N layers) and resident",
+		text);
 }
 
 /* All experts' backward GEMMs of a layer at the rates of a direction, dealt out to the workers. */
@@ -108,10 +109,10 @@ char *moe_backward_explain(const struct moe_backward_choice *c, char *buf, size_
 		if (i == MOE_BACKWARD_SHARED)
 			snprintf(more, sizeof more, ", repack %.0f us, of it %.0f us hidden",
 				 cost->repack_us, cost->hidden_us);
-		at += (size_t)snprintf(buf + at, size - at, "%c %-10s %10.0f us %10.0f MiB more%s%s\n",
-				       i == (int)c->mode ? '*' : ' ', name, cost->us,
-				       (double)cost->bytes / 0x1p20, more,
-				       cost->fits ? "" : ", does not fit");
+		at += (size_t)snprintf(
+			buf + at, size - at, "%c %-10s %10.0f us %10.0f MiB more%s%s\n",
+			i == (int)c->mode ? '*' : ' ', name, cost->us, (double)cost->bytes / 0x1p20,
+			more, cost->fits ? "" : ", does not fit");
 	}
 	return buf;
 }

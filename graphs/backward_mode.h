@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where the backward of the experts finds its weights (grad_x needs W transposed): which mode is the
- * cheapest for a layer is predicted from the machine's rates. Only the decision; pure.
+ * Where the backward of the experts finds its weights (grad_x needs W transposed): which mode is
+ * the cheapest for a layer is predicted from the machine's rates. Only the decision; pure.
  */
 #ifndef MOE_GRAPHS_BACKWARD_MODE_H
 #define MOE_GRAPHS_BACKWARD_MODE_H
@@ -23,9 +23,9 @@ struct moe_backward_params {
 };
 
 struct moe_backward_cost {
-	double us;		    /* of one layer's backward GEMMs and repack, all workers at it */
+	double us; /* of one layer's backward GEMMs and repack, all workers at it */
 	double repack_us, hidden_us; /* of them: repacking, and what fits into idle time instead */
-	int64_t bytes;		    /* of weights beside the one copy */
+	int64_t bytes;		     /* of weights beside the one copy */
 	bool fits;
 };
 

@@ -48,8 +48,8 @@ int moe_group_size_choose(const struct moe_load *l, const struct moe_machine *m)
 }
 
 /*
- * Slicing pays only where groups with work are few (measured: notes/layer.md 2.2), and each slice of
- * a group without rows costs a task.
+ * Slicing pays only where groups with work are few (measured: notes/layer.md 2.2), and each slice
+ * of a group without rows costs a task.
  */
 static int choose_slices(const struct moe_load *l, const struct moe_machine *m, int G)
 {

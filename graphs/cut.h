@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How the work of a MoE layer is cut into tasks, from predicted times (engine/cost.h). Changes no bit
- * of any result. Rules: docs/cost-model.md.
+ * How the work of a MoE layer is cut into tasks, from predicted times (engine/cost.h). Changes no
+ * bit of any result. Rules: docs/cost-model.md.
  */
 #ifndef MOE_GRAPHS_CUT_H
 #define MOE_GRAPHS_CUT_H
@@ -9,9 +9,9 @@
 #include "codelets/moe.h"
 #include "engine/cost.h"
 
-#define MOE_TASK_LEAST_US 500.0	 /* a task below costs more than 1-2 % in overhead */
+#define MOE_TASK_LEAST_US 500.0 /* a task below costs more than 1-2 % in overhead */
 #define MOE_TASK_BETTER_US 1000.0
-#define MOE_TASKS_PER_WORKER 8	 /* from here on slices gain nothing */
+#define MOE_TASKS_PER_WORKER 8 /* from here on slices gain nothing */
 
 struct moe_cut {
 	int slices_i,
@@ -22,7 +22,7 @@ struct moe_cut {
 /* A layer's experts and the micro-batch that is expected. */
 struct moe_load {
 	int E, k, H, P;
-	int64_t I;	     /* of all parts */
+	int64_t I; /* of all parts */
 	int T, workers;
 	double weight_bytes; /* of one packed weight; 0: 2 */
 };

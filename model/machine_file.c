@@ -109,7 +109,8 @@ static enum moe_status read_tables(const cJSON *root, struct moe_machine_rates_f
 
 	if (!cJSON_IsObject(isa))
 		return moe_fail(MOE_ERR_FORMAT, "isa is %s", isa ? "not an object" : "missing");
-	cJSON_ArrayForEach(v, isa) {
+	cJSON_ArrayForEach(v, isa)
+	{
 		struct moe_rates *r = &out->isa[out->n_isas];
 
 		if (out->n_isas == MOE_MACHINE_ISAS || strlen(v->string) >= sizeof r->isa)
@@ -199,6 +200,17 @@ static enum moe_status make_folder(const char *path)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for a path");
 	st = moe_dir_make(dir);
 	moe_free(dir);
+	return st;
+}
+
+enum moe_status moe_machine_file_try(const char *path)
+{
+	struct moe_file_writer w = { .fd = -1 };
+	enum moe_status st;
+
+	MOE_TRY(make_folder(path));
+	st = moe_file_begin(&w, path);
+	moe_file_abort(&w);
 	return st;
 }
 

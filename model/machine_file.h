@@ -24,6 +24,9 @@ enum moe_status moe_machine_file_read(const char *path, struct moe_machine_rates
 /* Makes the folder; the old file stays until the new one is complete. */
 enum moe_status moe_machine_file_write(const char *path, const struct moe_machine_rates_file *f);
 
+/* Makes the folder and a file in it, which is gone again: before a long measurement. */
+enum moe_status moe_machine_file_try(const char *path);
+
 /* Whether the file is of this CPU; else *why (moe_free) says of which. */
 bool moe_machine_file_fits(const struct moe_machine_rates_file *f, char **why);
 /* The table's rates, NULL: it was not calibrated. */

@@ -12,8 +12,8 @@ struct doctor_system {
 	int allowed_cpus;			 /* of this process */
 	char huge_pages[32];			 /* always, madvise or never */
 	char governor[32];
-	double load;			  /* of the last minute */
-	int64_t address_space, locked;	  /* ulimit -v and -l in bytes, -1: unlimited */
+	double load;		       /* of the last minute */
+	int64_t address_space, locked; /* ulimit -v and -l in bytes, -1: unlimited */
 };
 
 enum doctor_level { DOCTOR_NOTE = 0, DOCTOR_WARNING, DOCTOR_ERROR };

@@ -85,8 +85,11 @@ static int64_t limit_of(int resource)
 
 void doctor_look(struct doctor_system *s)
 {
-	*s = (struct doctor_system){ .memory = -1, .available = -1, .memory_limit = -1,
-				     .cpu_limit = -1, .allowed_cpus = -1 };
+	*s = (struct doctor_system){ .memory = -1,
+				     .available = -1,
+				     .memory_limit = -1,
+				     .cpu_limit = -1,
+				     .allowed_cpus = -1 };
 	look_at_memory(s);
 	look_at_cpus(s);
 	look_at_huge_pages(s);
@@ -158,8 +161,8 @@ static void judge_cpus(struct doctor *d)
 		doctor_add(d, DOCTOR_NOTE, TEXT("the cpufreq governor is %s", s->governor),
 			   TEXT("sudo cpupower frequency-set -g performance"));
 	if (s->load > 1)
-		doctor_add(d, DOCTOR_WARNING, TEXT("other processes are running (load %.1f)", s->load),
-			   TEXT("top"));
+		doctor_add(d, DOCTOR_WARNING,
+			   TEXT("other processes are running (load %.1f)", s->load), TEXT("top"));
 }
 
 static void judge_memory(struct doctor *d)
@@ -168,11 +171,13 @@ static void judge_memory(struct doctor *d)
 
 	if (!strcmp(s->huge_pages, "never"))
 		doctor_add(d, DOCTOR_WARNING, TEXT("huge pages are off: weights are read slower"),
-			   TEXT("echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"));
+			   TEXT("echo madvise | sudo tee "
+				"/sys/kernel/mm/transparent_hugepage/enabled"));
 	if (s->available >= 0 && s->available < LITTLE_MEMORY)
-		doctor_add(d, DOCTOR_WARNING,
-			   TEXT("only %.1f GiB of memory are available", (double)s->available / GIB),
-			   TEXT("free -h"));
+		doctor_add(
+			d, DOCTOR_WARNING,
+			TEXT("only %.1f GiB of memory are available", (double)s->available / GIB),
+			TEXT("free -h"));
 	if (s->memory_limit >= 0 && s->memory_limit < s->memory)
 		doctor_add(d, DOCTOR_NOTE,
 			   TEXT("the control group may use %.1f GiB of memory",
