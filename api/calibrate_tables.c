@@ -37,12 +37,18 @@ static int table_ms(const struct moe_kernels *k)
 	return PACK_MS + MOE_GEMM_DIRECTIONS * MOE_RATE_POINTS * POINT_MS + (has_peak(k) ? PEAK_MS : 0);
 }
 
+/* Tables of negative rank are for tests: emulations, which take forever. */
+static bool wanted(const struct moe_kernels *k)
+{
+	return k->rank >= 0 && k->supported();
+}
+
 int moe_calibrate_tables_ms(void)
 {
 	int ms = 0, n = 0;
 
 	for (int i = 0; moe_kernels_list[i] && n < MOE_MACHINE_ISAS; i++)
-		if (moe_kernels_list[i]->supported()) {
+		if (wanted(moe_kernels_list[i])) {
 			ms += table_ms(moe_kernels_list[i]);
 			n++;
 		}
@@ -222,7 +228,7 @@ enum moe_status moe_calibrate_tables(struct moe_calibration *c)
 
 	moe_pin_thread(&pin);
 	for (int i = 0; st == MOE_OK && moe_kernels_list[i] && f->n_isas < MOE_MACHINE_ISAS; i++)
-		if (moe_kernels_list[i]->supported())
+		if (wanted(moe_kernels_list[i]))
 			st = measure_table(c, moe_kernels_list[i], &f->isa[f->n_isas++]);
 	moe_unpin_thread(&pin);
 	return st;

@@ -169,8 +169,12 @@ static void describe_rates(const struct lookup *l, struct moe_machine_info *out)
 	out->task_us = m.task_us;
 	out->task_all_us = m.task_all_us;
 	out->submit_us = m.submit_us;
-	for (int i = 0; moe_kernels_list[i] && i < MOE_MACHINE_ISAS; i++)
-		describe_table(l, moe_kernels_list[i], chosen, &out->isa[out->n_isas++]);
+	for (int i = 0; moe_kernels_list[i] && out->n_isas < MOE_MACHINE_ISAS; i++) {
+		const struct moe_kernels *k = moe_kernels_list[i];
+
+		if (k->rank >= 0 || k == chosen) /* the others are for tests */
+			describe_table(l, k, chosen, &out->isa[out->n_isas++]);
+	}
 }
 
 static enum moe_status describe(const struct lookup *l, struct moe_machine_info *out)

@@ -93,8 +93,8 @@ static const struct {
 	double flops_per_cycle;
 	const double *share[MOE_GEMM_DIRECTIONS];
 } tables[] = {
-	{ "ref", 32, { sgemm_share, sgemm_share } },		 /* two 8-wide FMA */
-	{ "portable", 8, { packed_share[0], packed_share[1] } }, /* one 4-wide mul and add */
+	{ "ref", 32, { sgemm_share, sgemm_share } },	  /* two 8-wide FMA */
+	{ "c", 8, { packed_share[0], packed_share[1] } }, /* one 4-wide mul and add */
 	{ "avx2", 32, { packed_share[0], packed_share[1] } },
 	{ "avx512f", 32, { packed_share[0], packed_share[1] } }, /* Zen 4; 64 with two units */
 	{ "avx512_bf16", 64, { packed_share[0], packed_share[1] } },

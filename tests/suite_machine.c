@@ -21,7 +21,7 @@ static bool positive(double v)
 static void guesses(void)
 {
 	static const char *const isas[] = {
-		"ref", "portable", "avx2", "avx512f", "avx512_bf16", "amx", "of a later version"
+		"ref", "c", "avx2", "avx512f", "avx512_bf16", "amx", "of a later version"
 	};
 	struct moe_machine m;
 
