@@ -9,7 +9,7 @@ struct moe_context moe_decoder_context(const struct moe_context *c, int layer, i
 	struct moe_context out = *c;
 
 	out.layer = layer;
-	out.priority = c->priority + 8 * depth;
+	out.priority = c->priority + MOE_PRIORITY_LAYER * depth;
 	return out;
 }
 
