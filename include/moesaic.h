@@ -508,6 +508,7 @@ struct moe_estimate {
 	double step_s;		 /* floating-point work at the given rate; no memory bound */
 	double submission_share; /* of step_s */
 	double tokens_per_s;
+	char backward_weights[32]; /* chosen, or as asked for; their copies count as weights */
 };
 MOE_API enum moe_status moe_estimate(const struct moe_estimate_params *params,
 				     struct moe_estimate *out);
