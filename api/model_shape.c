@@ -153,6 +153,20 @@ static struct moe_load load_of(const struct moe_model *m)
 	};
 }
 
+/* Most copies of a layer that the backward may take turns in; what is wrong is said later. */
+static int ring_entries(const struct moe_model *m)
+{
+	const char *text = m->params.backward_weights;
+	enum moe_backward_mode mode;
+	int ring = 2;
+
+	if (m->params.inference_only)
+		return 0;
+	if (text && strcmp(text, "auto") && moe_backward_mode_parse(text, &mode, &ring) != MOE_OK)
+		return 0;
+	return MOE_MIN(ring, moe_arch_moe_layers(&m->arch));
+}
+
 /*
  * From the work per task, then larger until the tensors of all layers and slots stay below
  * MAX_MOE_HANDLES (a handle is 4 KB with Debian's StarPU), with the few slices that many groups have.
@@ -162,14 +176,15 @@ static int choose_group_size(const struct moe_model *m)
 	const struct moe_arch *a = &m->arch;
 	struct moe_load load = load_of(m);
 	int E = load.E, P = load.P;
-	int size = moe_group_size_choose(&load, moe_machine());
+	int size = moe_group_size_choose(&load, moe_machine()), ring = ring_entries(m);
 	struct moe_cut cut = { 1, 3, 1 };
 
 	for (; size < E; size++) {
 		int G = (E - 1) / size + 1;
 		int64_t n = moe_arch_moe_layers(a) * moe_layer_tensors_count(P, G, 1, false);
 
-		n += m->params.slots * moe_slot_tensors_count(P, G, m->params.max_tokens, &cut);
+		n += m->params.slots * moe_slot_tensors_count(P, G, m->params.max_tokens, &cut) +
+		     (int64_t)ring * P * G;
 		if (n <= MAX_MOE_HANDLES)
 			break;
 	}

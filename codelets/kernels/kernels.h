@@ -141,8 +141,8 @@ struct moe_kernels {
 	const char *name;
 	int rank;		 /* the supported table with the highest rank is the default */
 	bool (*supported)(void); /* CPUID and what the operating system permits */
-	/* Asks the operating system for what supported() found, once, before threads start; NULL:
-	 * nothing to ask. */
+	/* Asks the operating system for what supported() found, once, before threads start
+	 * (moe_kernels_enable); NULL: nothing to ask. */
 	bool (*enable)(void);
 	const struct moe_tiles *tiles; /* packed/tiles.h; NULL: the table has its own ways */
 
@@ -287,5 +287,10 @@ static inline int64_t moe_rank_width(int64_t r)
 enum moe_status moe_kernels_select(const char *name);
 /* The same without using it. */
 enum moe_status moe_kernels_choose(const char *name, const struct moe_kernels **out);
+/*
+ * Calls enable until it has succeeded once. Before anything runs on a table: moe_engine_open does it before
+ * StarPU starts its threads. MOE_ERR_CONFIG: the operating system refuses.
+ */
+enum moe_status moe_kernels_enable(const struct moe_kernels *k);
 
 #endif
