@@ -266,7 +266,7 @@ static size_t available_memory(void)
 static size_t handle_bytes(const struct moe_model *m, int lowest)
 {
 	struct moe_cut cut = { 1, 1, 1 };
-	int64_t n = 0;
+	int64_t n = 0, ring = 0;
 
 	for (int i = 0; i < m->decoder.n_layers; i++) {
 		const struct moe_experts *e = m->decoder.layers[i].experts;
@@ -275,7 +275,9 @@ static size_t handle_bytes(const struct moe_model *m, int lowest)
 			continue;
 		cut = moe_cut_choose(e, m->params.max_tokens, moe_engine_workers(m->engine), 0, 0);
 		n += moe_layer_tensors_count(e->P, e->G, cut.slices_i, false);
+		ring = ring_entries(m) * e->P * e->G;
 	}
+	n += ring;
 	n += m->params.slots *
 	     moe_decoder_slot_handles(&m->decoder, lowest, &cut, m->params.max_tokens);
 	return (size_t)n * 4096;

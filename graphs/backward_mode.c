@@ -101,10 +101,11 @@ void moe_backward_choose(const struct moe_backward_params *p, const struct moe_m
 	out->memory = p->memory;
 	predict(p, &l, &own, out);
 	for (int i = 0; i < MOE_BACKWARD_MODES; i++) {
-		struct moe_backward_cost *c = &out->cost[i];
+		struct moe_backward_cost *c = &out->cost[i], *best = &out->cost[out->mode];
+		double worth = c->bytes > best->bytes ? WORTH_MEMORY : 1;
 
 		c->fits = p->memory < 0 || c->bytes <= p->memory;
-		if (c->fits && priced(out, i) < WORTH_MEMORY * priced(out, out->mode))
+		if (c->fits && priced(out, i) < worth * priced(out, (int)out->mode))
 			out->mode = (enum moe_backward_mode)i;
 	}
 }
