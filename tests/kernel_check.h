@@ -148,7 +148,7 @@ static inline void each_table(void (*run)(void))
 	openblas_set_num_threads(1);
 	for (const struct moe_kernels *const *t = moe_kernels_list; *t; t++) {
 		K = *t;
-		if (!K->supported())
+		if (!K->supported() || (K->enable && !K->enable()))
 			continue;
 		tables++;
 		/* tables whose operands are rounded to bfloat16 say so in their name */
