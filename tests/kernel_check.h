@@ -34,9 +34,9 @@ static int block_count;
 
 static inline void *mem(size_t bytes)
 {
-	unsigned char *p = malloc(bytes + GUARD ? bytes + GUARD : 1);
+	void *p; /* aligned as packed weights, panels and scratch are */
 
-	if (!p || block_count == MAX_BLOCKS)
+	if (block_count == MAX_BLOCKS || posix_memalign(&p, 64, bytes + GUARD ? bytes + GUARD : 1))
 		abort();
 	memset(p, 0xff, bytes + GUARD); /* NaN: outputs are not to be read */
 	blocks[block_count].data = p;
