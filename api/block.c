@@ -2,6 +2,7 @@
 /* The public MoE block: checks, buffers that grow, and one pass at a time through graphs/moe_graph.
  */
 #include "api/block.h"
+#include "api/machine.h"
 
 #include <math.h>
 
@@ -45,6 +46,23 @@ static enum moe_status check_params(const struct moe_block_params *p)
 	return MOE_OK;
 }
 
+static int group_size(const struct moe_block *b, int tokens)
+{
+	const struct moe_block_params *p = &b->params;
+	struct moe_load load = {
+		.E = p->experts,
+		.k = p->experts_per_token,
+		.H = p->hidden,
+		.P = moe_engine_parts(b->engine),
+		.I = p->intermediate,
+		.T = tokens,
+		.workers = moe_engine_workers(b->engine),
+		.weight_bytes = (double)moe_dtype_size(p->weight_dtype),
+	};
+
+	return p->group_size ? p->group_size : moe_group_size_choose(&load, moe_machine());
+}
+
 static enum moe_status alloc_layer(struct moe_block *b)
 {
 	const struct moe_block_params *p = &b->params;
@@ -55,9 +73,7 @@ static enum moe_status alloc_layer(struct moe_block *b)
 		.H = p->hidden,
 		.I = p->intermediate,
 		.r = p->lora_rank,
-		.group_size = p->group_size ? p->group_size
-					    : moe_group_size_choose(p->experts,
-								    p->experts_per_token, tokens),
+		.group_size = group_size(b, tokens),
 		.scale = p->lora_rank ? p->lora_alpha / (float)p->lora_rank : 0,
 		.share_a = p->lora_share_a,
 		.trainable = p->lora_rank > 0,
@@ -93,7 +109,7 @@ enum moe_status moe_block_create(struct moe_engine *engine, const struct moe_blo
 	*out = NULL;
 	MOE_TRY(moe_engine_check(engine));
 	MOE_TRY(check_params(params));
-	MOE_TRY(moe_kernels_select(moe_engine_isa(engine)));
+	MOE_TRY(moe_machine_use(engine));
 	b = moe_calloc(1, sizeof *b);
 	if (!b)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for a block");
@@ -331,15 +347,18 @@ static enum moe_status begin_grad_out(const struct moe_context *c, struct moe_bl
 			     b->slot.grad_out[0].out);
 }
 
+/* rows16: where load leaves the rows in bf16 too, or NULL */
 static enum moe_status submit_copy(struct moe_context *c, struct moe_stream *s,
-				   const struct moe_array *a, bool load)
+				   const struct moe_array *a, bool load, uint16_t *rows16)
 {
 	for (int i = 0; i < s->n_blocks; i++) {
 		struct moe_copy_args args = { .array = *a,
 					      .rows = s->data,
 					      .n = s->n,
 					      .t0 = moe_block_begin(i),
-					      .t1 = moe_block_end(i, s->T) };
+					      .t1 = moe_block_end(i, s->T),
+					      .rows16 = rows16,
+					      .ld16 = moe_width(s->n) };
 
 		MOE_TRY(load ? moe_task_load(c, &args, i, s->users, s->block[i])
 			     : moe_task_store(c, &args, i, s->block[i]));
@@ -363,10 +382,10 @@ static enum moe_status submit_forward(struct moe_block *b, const struct moe_arra
 	struct moe_moe_pass pass = pass_of(b);
 
 	MOE_TRY(begin_x(&c, b));
-	MOE_TRY(submit_copy(&c, &b->stream[MOE_BLOCK_X], x, true));
+	MOE_TRY(submit_copy(&c, &b->stream[MOE_BLOCK_X], x, true, b->state.x16));
 	MOE_TRY(moe_graph_moe_forward(&c, &pass, &b->stream[MOE_BLOCK_X], NULL,
 				      &b->stream[MOE_BLOCK_OUT]));
-	return submit_copy(&c, &b->stream[MOE_BLOCK_OUT], out, false);
+	return submit_copy(&c, &b->stream[MOE_BLOCK_OUT], out, false, NULL);
 }
 
 /* A graph that was submitted in part still uses the caller's buffers, which the error frees. */
@@ -455,11 +474,11 @@ static enum moe_status submit_backward(struct moe_block *b, const struct moe_arr
 	struct moe_norm_bwd norm = { 0 };
 
 	MOE_TRY(begin_grad_out(&c, b));
-	MOE_TRY(submit_copy(&c, &b->stream[MOE_BLOCK_GRAD_OUT], grad_out, true));
+	MOE_TRY(submit_copy(&c, &b->stream[MOE_BLOCK_GRAD_OUT], grad_out, true, NULL));
 	MOE_TRY(moe_graph_moe_backward(&c, &pass, &b->stream[MOE_BLOCK_X],
 				       &b->stream[MOE_BLOCK_GRAD_OUT], &norm, NULL, !b->grads_open,
 				       gx));
-	MOE_TRY(submit_copy(&c, gx, grad_x, false));
+	MOE_TRY(submit_copy(&c, gx, grad_x, false, NULL));
 	for (int i = 0; grad_weights && i < gx->n_blocks; i++) {
 		struct moe_copy_args args = { .array = *grad_weights,
 					      .rows = b->state.plan.grad_weights,

@@ -114,8 +114,8 @@ static enum moe_status set_weight(struct moe_block *b, enum moe_block_array whic
 	size_t piece = (size_t)a->shape[a->ndim - 1] * (size_t)a->shape[a->ndim - 2] *
 		       moe_dtype_size(a->dtype);
 
-	if (moe_kernels()->weight_bytes(a->dtype, 1, 1024) >
-	    moe_kernels()->weight_bytes(b->params.weight_dtype, 1, 1024))
+	if (moe_kernels()->weight_bytes(a->dtype, 1, 1024, MOE_USE_GEMM) >
+	    moe_kernels()->weight_bytes(b->params.weight_dtype, 1, 1024, MOE_USE_GEMM))
 		if (which != MOE_BLOCK_ROUTER && which != MOE_BLOCK_SHARED_ROUTER)
 			return moe_fail(MOE_ERR_ARG,
 					"%s is %s, wider than the block's weight_dtype %s",
@@ -136,7 +136,8 @@ static enum moe_status set_weight(struct moe_block *b, enum moe_block_array whic
 	    : which == MOE_BLOCK_SHARED_GATE ? &b->ffn.gate
 	    : which == MOE_BLOCK_SHARED_UP   ? &b->ffn.up
 					     : &b->ffn.down;
-	moe_kernels()->weight_pack(w, a->data, a->dtype, a->shape[0], a->shape[1], a->shape[1]);
+	moe_kernels()->weight_pack(w, a->data, a->dtype, a->shape[0], a->shape[1], a->shape[1],
+				   which == MOE_BLOCK_ROUTER ? MOE_USE_EXACT : MOE_USE_GEMM);
 	return MOE_OK;
 }
 

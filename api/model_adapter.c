@@ -158,12 +158,15 @@ static void clear_absent(struct moe_model *m, const struct moe_adapter *adapter)
 		if (!e || !e->r || moe_adapter_find(adapter, i, MOE_ADAPTER_EXPERTS))
 			continue;
 		memset(e->down_b.value, 0, (size_t)(e->E * e->down_b.piece) * sizeof(float));
+		moe_param_pack_all(&e->down_b, 0, e->E);
 		for (int p = 0; p < e->P; p++) {
 			const struct moe_experts_part *part = &e->part[p];
 
 			memset(part->gate_b.value, 0,
 			       (size_t)(e->E * part->gate_b.piece) * sizeof(float));
 			memset(part->up_b.value, 0, (size_t)(e->E * part->up_b.piece) * sizeof(float));
+			moe_param_pack_all(&part->gate_b, 0, e->E);
+			moe_param_pack_all(&part->up_b, 0, e->E);
 		}
 	}
 }

@@ -132,10 +132,10 @@ static enum moe_status pack(struct moe_model *m, const void *src, enum moe_dtype
 			    int64_t k, int part, struct moe_weight *w)
 {
 	if (!w->data)
-		w->data = take(m, moe_kernels()->weight_bytes(dtype, n, k), part, "weights");
+		w->data = take(m, moe_kernels()->weight_bytes(dtype, n, k, MOE_USE_GEMM), part, "weights");
 	if (!w->data)
 		return MOE_ERR_NOMEM;
-	moe_kernels()->weight_pack(w, src, dtype, n, k, k);
+	moe_kernels()->weight_pack(w, src, dtype, n, k, k, MOE_USE_GEMM);
 	return MOE_OK;
 }
 
@@ -247,7 +247,8 @@ static enum moe_status load_experts(struct loader *l, int layer, struct moe_expe
 	MOE_TRY(moe_experts_alloc(l->m->engine, &s, t->dtype, e));
 	MOE_TRY(fused ? load_fused(l, layer, e) : load_single(l, layer, e, t->dtype));
 	MOE_TRY(next(l, MOE_ROLE_ROUTER, layer, -1, &t));
-	moe_kernels()->weight_pack(&e->router_weight, t->data, t->dtype, e->E, e->H, e->H);
+	moe_kernels()->weight_pack(&e->router_weight, t->data, t->dtype, e->E, e->H, e->H,
+				   MOE_USE_EXACT);
 	return MOE_OK;
 }
 

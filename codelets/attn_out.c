@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/attn_out.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 static void run(const void *args, struct moe_worker *worker)
@@ -18,14 +19,17 @@ static void run(const void *args, struct moe_worker *worker)
 	for (size_t i = 0; i < n; i++)
 		out[i] += x[i];
 	moe_kernels()->rmsnorm(m, d->H, out, d->H, a->layer->ffn_norm, d->eps, s->xn + at, d->H);
+	if (a->xn16)
+		moe_kernels()->to_bf16(m, d->H, s->xn + at, d->H,
+				       a->xn16 + (int64_t)a->t0 * moe_width(d->H), moe_width(d->H));
 }
 
 static double cost_us(const void *args)
 {
 	const struct moe_attn_args *a = args;
-	const struct moe_decoder *d = a->decoder;
+	const struct moe_linear *o = &a->layer->linear[MOE_ATTN_O];
 
-	return 1 + moe_gemm_us(a->t1 - a->t0, d->H, d->heads * d->dim);
+	return moe_task_us() + moe_weight_us(MOE_GEMM_FORWARD, a->t1 - a->t0, &o->weight, o->r);
 }
 
 MOE_CODELET(attn_out, run, cost_us);

@@ -11,6 +11,8 @@ struct moe_copy_args {
 	struct moe_array array; /* [T, n]; copied by value, data stays the caller's */
 	float *rows;		/* [T, n] */
 	int n, t0, t1;
+	uint16_t *rows16; /* load: the same in bf16, rows ld16 apart and zero from n on; NULL: not wanted */
+	int64_t ld16;
 };
 
 extern struct moe_codelet moe_cl_load, moe_cl_store;

@@ -87,6 +87,7 @@ struct moe_attn_args {
 	struct moe_batch batch;
 	int t0, t1;	       /* token block */
 	int h0, h1;	       /* query heads; kv heads for attention_bwd_kv */
+	uint16_t *xn16;	       /* attn_out: xn in bf16, rows of moe_width(H); NULL: not wanted */
 	const float *grad_mid; /* [T, H] gradient at x_mid */
 	float *grad_x;	       /* qkv_bwd: [T, H] gradient at x, NULL: not wanted */
 	int linear;	       /* linear_grad: enum moe_attn_linear */
@@ -136,11 +137,6 @@ struct moe_loss_args {
 static inline struct moe_lora moe_linear_lora(const struct moe_linear *l)
 {
 	return (struct moe_lora){ l->lora_a.value, l->lora_b.value, l->r, l->scale };
-}
-/* Microseconds of m x n x k multiply-adds in the reference path. */
-static inline double moe_gemm_us(double m, double n, double k)
-{
-	return 4e-5 * m * n * k;
 }
 /* Bytes of worker scratch that the decoder's own tasks need. */
 size_t moe_decoder_scratch(const struct moe_decoder *d);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/down_bwd.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
-/* The gradients of this run of chunks: a window's first micro-batch overwrites. */
+/* The gradients of this run of chunks where the window's first micro-batch has no rows. */
 static void clear(const struct moe_experts *l, struct moe_expert_grad *g, int part, int c0, int c1)
 {
 	int64_t I = l->part[part].I, r = l->r;
@@ -20,17 +21,18 @@ static void one(const struct moe_expert_args *a, int index, const struct moe_exp
 		struct moe_expert_rows *rows, struct moe_worker *worker)
 {
 	const struct moe_experts *l = a->layer;
-	struct moe_expert_grad grad = moe_expert_grad_of(l, a->part, index);
+	struct moe_expert_grad grad = moe_expert_grad_of(l, a->part, index, a->first);
 
-	if (a->first)
-		clear(l, &grad, a->part, a->c0, a->c1);
-	if (!rows->m)
+	if (!rows->m) {
+		if (a->first)
+			clear(l, &grad, a->part, a->c0, a->c1);
 		return;
+	}
 	if (l->tokens_seen && a->part == 0 && a->c0 == 0 &&
 	    a->c1 > 0) /* micro-batches may overlap */
 		__atomic_fetch_add(&l->tokens_seen[index], rows->m, __ATOMIC_RELAXED);
 	if (a->head)
-		moe_kernels()->expert_scatter(e, rows);
+		moe_kernels()->expert_scatter(e, rows, worker->scratch);
 	moe_kernels()->expert_down_bwd(e, rows, &grad, a->c0, a->c1, worker->scratch);
 }
 
@@ -42,8 +44,16 @@ static void run(const void *args, struct moe_worker *worker)
 static double cost_us(const void *args)
 {
 	const struct moe_expert_args *a = args;
+	const struct moe_experts *l = a->layer;
+	double n = (double)MOE_CHUNK * (a->c1 - a->c0);
+	double us = moe_group_gemm_us(a, MOE_GEMM_BACKWARD, n, l->H + l->r,
+				      moe_group_weight_bytes(a));
 
-	return moe_group_gemm_us(a, 1.3 * MOE_CHUNK * (a->c1 - a->c0), a->layer->H);
+	/* LoRA gradients of the I side: [n, r] of gate, up and down */
+	if (l->r)
+		us += moe_group_gemm_us(a, MOE_GEMM_FORWARD, n, 3.0 * l->r, 2 * sizeof(float)) -
+		      moe_task_us();
+	return a->head ? us + moe_group_rows_us(a, l->r) : us;
 }
 
 MOE_CODELET(down_bwd, run, cost_us);

@@ -1,6 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/moe.h"
 
+void moe_param_pack(const struct moe_param *p, int e, int64_t first, int64_t count)
+{
+	const float *src = p->value + (int64_t)e * p->piece;
+	char *dst = (char *)p->packed + (size_t)e * p->packed_piece;
+	size_t bytes;
+
+	if (!p->packed)
+		return;
+	bytes = p->packed_piece / (size_t)p->stack;
+	for (int i = 0; i < p->stack; i++) {
+		int64_t n0 = MOE_MAX(first - i * p->rows, 0);
+		int64_t n1 = MOE_MIN(first + count - i * p->rows, p->rows);
+
+		if (n0 < n1)
+			moe_kernels()->lora_pack(p->side, src + i * p->rows * p->cols, p->rows, p->cols,
+						 n0, n1, p->pack_scale, dst + (size_t)i * bytes);
+	}
+}
+
+void moe_param_pack_all(const struct moe_param *p, int e0, int e1)
+{
+	for (int e = e0; e < e1; e++)
+		moe_param_pack(p, e, 0, p->stack * p->rows);
+}
+
+static const void *packed_of(const struct moe_param *p, int e, int i)
+{
+	if (!p->packed)
+		return NULL;
+	return (const char *)p->packed + (size_t)e * p->packed_piece +
+	       (size_t)i * (p->packed_piece / (size_t)p->stack);
+}
+
 struct moe_expert moe_expert_of(const struct moe_experts *l, int p, int e)
 {
 	const struct moe_experts_part *part = &l->part[p];
@@ -14,55 +47,69 @@ struct moe_expert moe_expert_of(const struct moe_experts *l, int p, int e)
 		.up_b = moe_piece(part->up_b.value, &part->up_b, e),
 		.down_a = moe_piece(part->down_a.value, &part->down_a, e),
 		.down_b = moe_piece(l->down_b.value, &l->down_b, e),
+		.gate_a_packed = packed_of(&l->a_gu, e, 0),
+		.up_a_packed = packed_of(&l->a_gu, e, l->a_gu.stack - 1),
+		.gate_b_packed = packed_of(&part->gate_b, e, 0),
+		.up_b_packed = packed_of(&part->up_b, e, 0),
+		.down_a_packed = packed_of(&part->down_a, e, 0),
+		.down_b_packed = packed_of(&l->down_b, e, 0),
 		.r = l->r,
 		.ra = l->ra,
 		.scale = l->scale,
 	};
 }
 
-static float *rows_at(float *base, size_t row, int64_t width)
+/* Row `row` of an array of rows of `bytes`. */
+static void *rows_at(void *base, size_t row, size_t bytes)
 {
-	return base ? base + row * (size_t)width : NULL;
+	return base ? (char *)base + row * bytes : NULL;
 }
 
 struct moe_expert_rows moe_expert_rows_of(const struct moe_experts *l,
 					  const struct moe_experts_state *s, int p, int e)
 {
 	const struct moe_experts_part_state *ps = &s->part[p];
-	size_t o = (size_t)s->plan.offset[e];
-	int64_t I = l->part[p].I;
+	const struct moe_kernels *k = moe_kernels();
+	size_t o = (size_t)s->plan.offset[e], panel = (size_t)k->panel_bytes;
+	size_t kept = (size_t)k->kept_bytes, f32 = sizeof(float);
+	size_t H = (size_t)moe_width(l->H), I = (size_t)moe_width(l->part[p].I);
+	size_t r = (size_t)moe_rank_width(l->r), ra = l->ra == l->r ? r : 2 * r;
 
 	return (struct moe_expert_rows){
 		.m = s->plan.offset[e + 1] - s->plan.offset[e],
 		.T = s->plan.T,
 		.H = l->H,
-		.I = (int)I,
+		.I = (int)l->part[p].I,
 		.token = s->plan.token + o,
 		.weight = s->plan.row_weight + o,
 		.x = s->x,
+		.x16 = s->x16,
 		.grad_out = s->grad_out,
-		.panel = rows_at(ps->panel, o, l->H),
-		.u = rows_at(ps->u, o, l->ra),
-		.gate = rows_at(ps->gate, o, I),
-		.up = rows_at(ps->up, o, I),
-		.h = rows_at(ps->h, o, I),
-		.v_part = rows_at(ps->v_part, o, l->r),
-		.z = rows_at(ps->z, o, l->r),
-		.dgate = rows_at(ps->dgate, o, I),
-		.dup = rows_at(ps->dup, o, I),
-		.dgw_part = rows_at(ps->dgw_part, o, 1),
-		.w_part = rows_at(ps->w_part, o, 2 * l->r),
-		.y = rows_at(ps->y, o, l->H),
+		.panel = rows_at(ps->panel, o, H * panel),
+		.u = rows_at(ps->u, o, ra * kept),
+		.u_panel = rows_at(ps->u_panel, o, ra * panel),
+		.gate = rows_at(ps->gate, o, I * kept),
+		.up = rows_at(ps->up, o, I * kept),
+		.h = rows_at(ps->h, o, I * panel),
+		.v_part = rows_at(ps->v_part, o, r * f32),
+		.v = rows_at(ps->v, o, r * f32),
+		.z = rows_at(ps->z, o, r * f32),
+		.dgate = rows_at(ps->dgate, o, I * panel),
+		.dup = rows_at(ps->dup, o, I * panel),
+		.dgw_part = rows_at(ps->dgw_part, o, f32),
+		.w_part = rows_at(ps->w_part, o, 2 * r * f32),
+		.y = rows_at(ps->y, o, H * f32),
 		.part_rows = s->part_rows,
 	};
 }
 
-struct moe_expert_grad moe_expert_grad_of(const struct moe_experts *l, int p, int e)
+struct moe_expert_grad moe_expert_grad_of(const struct moe_experts *l, int p, int e, bool first)
 {
 	const struct moe_experts_part *part = &l->part[p];
 	int64_t base = part->I * l->H * e;
 
 	return (struct moe_expert_grad){
+		.first = first,
 		.a_gu = moe_piece(l->a_gu.grad, &l->a_gu, e),
 		.gate_b = moe_piece(part->gate_b.grad, &part->gate_b, e),
 		.up_b = moe_piece(part->up_b.grad, &part->up_b, e),

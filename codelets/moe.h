@@ -18,7 +18,22 @@
 struct moe_param {
 	float *value, *grad, *m, *v; /* grad, m, v NULL: frozen */
 	int64_t piece;		     /* elements of one expert */
+	/*
+	 * The kernels' own copy of a LoRA matrix (struct moe_kernels, lora_pack): a piece is `stack` matrices
+	 * [rows, cols] of packed_piece / stack bytes each. NULL: masters are operands.
+	 */
+	void *packed;
+	size_t packed_piece;
+	enum moe_lora_side side;
+	int stack;
+	int64_t rows, cols;
+	float pack_scale;
 };
+
+/* Rows first..first+count of piece e (rows of all its matrices, in order) have changed: renew the copy. */
+void moe_param_pack(const struct moe_param *p, int e, int64_t first, int64_t count);
+/* All of pieces e0..e1. */
+void moe_param_pack_all(const struct moe_param *p, int e0, int e1);
 
 static inline float *moe_piece(float *base, const struct moe_param *p, int e)
 {
@@ -67,23 +82,27 @@ struct moe_plan {
 
 /* Kept from forward to backward: "kept"; within a phase: "scratch", shared by layers. */
 struct moe_experts_part_state {
-	float *u;	  /* kept [R, ra] */
-	float *gate, *up; /* kept [R, I_p] */
-	float *v_part;	  /* kept [chunks(I_p)][R][r] */
-	float *panel;	  /* scratch [R, H] */
-	float *h;	  /* scratch [R, I_p] */
-	float *y;	  /* scratch [R, H] */
-	float *sum;	  /* scratch [T, H]: sum over slots */
-	float *z;	  /* ring of two [R, r] */
-	float *w_part;	  /* ring of two [chunks(I_p)][R][2r] */
-	float *dgate, *dup; /* scratch [R, I_p] */
-	float *dgw_part;  /* scratch [chunks(I_p)][R] */
+	/* row widths and element sizes are the kernel table's: struct moe_expert_rows */
+	void *u;	 /* kept [R, ra] */
+	void *gate, *up; /* kept [R, I_p] */
+	float *v;	 /* kept [R, r] */
+	float *v_part;	 /* scratch [chunks(I_p)][R][r] */
+	void *u_panel;	 /* scratch [R, ra] */
+	void *panel;	 /* scratch [R, H] */
+	void *h;	 /* scratch [R, I_p] */
+	float *y;	 /* scratch [R, H] */
+	float *sum;	 /* scratch [T, H]: sum over slots */
+	float *z;	 /* scratch [R, r] */
+	float *w_part;	 /* ring of two [chunks(I_p)][R][2r] */
+	void *dgate, *dup; /* scratch [R, I_p] */
+	float *dgw_part; /* scratch [chunks(I_p)][R] */
 };
 
 struct moe_experts_state {
 	struct moe_plan plan;
 	size_t part_rows; /* R */
 	const float *x;	  /* [T, H] input of router and experts */
+	uint16_t *x16;	  /* [T, H'] the same in bf16, where the kernels read it; kept */
 	const float *grad_out; /* [T, H] */
 	struct moe_experts_part_state part[MOE_MAX_LAYER_PARTS];
 };
@@ -110,7 +129,8 @@ struct moe_expert moe_expert_of(const struct moe_experts *l, int p, int e);
 /* Its rows in this micro-batch (m may be 0). */
 struct moe_expert_rows moe_expert_rows_of(const struct moe_experts *l,
 					  const struct moe_experts_state *s, int p, int e);
-struct moe_expert_grad moe_expert_grad_of(const struct moe_experts *l, int p, int e);
+/* first: the window's first micro-batch overwrites. */
+struct moe_expert_grad moe_expert_grad_of(const struct moe_experts *l, int p, int e, bool first);
 
 static inline int moe_chunks(int64_t n)
 {

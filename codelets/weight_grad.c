@@ -5,9 +5,9 @@
 static void one(const struct moe_expert_args *a, int index, const struct moe_expert *e,
 		struct moe_expert_rows *rows, struct moe_worker *worker)
 {
-	struct moe_expert_grad grad = moe_expert_grad_of(a->layer, a->part, index);
+	struct moe_expert_grad grad = moe_expert_grad_of(a->layer, a->part, index, a->first);
 
-	if (a->first) {
+	if (a->first && !rows->m) {
 		size_t bytes = (size_t)(a->layer->part[a->part].I * a->layer->H) * sizeof(float);
 
 		memset(grad.gate, 0, bytes);
@@ -27,7 +27,8 @@ static double cost_us(const void *args)
 {
 	const struct moe_expert_args *a = args;
 
-	return moe_group_gemm_us(a, 3.0 * (double)a->layer->part[a->part].I, a->layer->H);
+	return moe_group_gemm_us(a, MOE_GEMM_FORWARD, 3.0 * (double)a->layer->part[a->part].I,
+				 a->layer->H, 2 * sizeof(float));
 }
 
 MOE_CODELET(weight_grad, run, cost_us);

@@ -87,6 +87,8 @@ static enum moe_status submit_attention(const struct moe_context *c, struct moe_
 	struct moe_tensor *kept = moe_decoder_buffers(s, layer)->kept, *keys[MOE_SPAN_MAX];
 	struct moe_tensor **lora = p->tensors->lora + layer * MOE_ATTN_LINEARS;
 	int n = moe_token_blocks(p->batch.T);
+	uint16_t *xn16 = p->decoder->layers[layer].experts ? moe_decoder_moe_pass(p, layer).state->x16
+							    : NULL;
 
 	for (int b = 0; b < n; b++) {
 		struct moe_attn_args a = args_of(p, layer, b);
@@ -109,6 +111,7 @@ static enum moe_status submit_attention(const struct moe_context *c, struct moe_
 			a.h1 = p->decoder->heads * (i + 1) / ranges;
 			MOE_TRY(moe_task_attention(c, &a, b, i, in, kept, parts[i]));
 		}
+		a.xn16 = xn16;
 		MOE_TRY(moe_task_attn_out(c, &a, b, (struct moe_tensor_list){ parts, ranges },
 					  h->x[b], lora[MOE_ATTN_O], kept, h->mid[b]));
 	}

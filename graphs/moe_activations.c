@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory of a pass through a MoE layer. What is kept per (slot, layer): the plan, u, gate, up and
- * the partial h A_down^T. Everything else is scratch that a micro-batch's layers share.
+ * Memory of a pass through a MoE layer. What is kept per (slot, layer): the plan, x in bf16, u, gate, up
+ * and v = h A_down^T. Everything else is scratch that a micro-batch's layers share.
  */
 #include "codelets/combine_bwd.h"
 #include "codelets/lora_grad.h"
@@ -38,28 +38,49 @@ static size_t rows_of(const struct moe_experts *l, int T)
 	return (size_t)T * (size_t)l->k;
 }
 
+/* Rows of the table's own elements: panel (or kept) ones, of a padded width. */
+static void *take_panel(struct taker *t, size_t rows, int64_t width, int part)
+{
+	return take(t, rows * (size_t)width, (size_t)moe_kernels()->panel_bytes, part);
+}
+
+static void *take_kept(struct taker *t, size_t rows, int64_t width, int part)
+{
+	return take(t, rows * (size_t)width, (size_t)moe_kernels()->kept_bytes, part);
+}
+
+static int64_t thin_width(const struct moe_experts *l)
+{
+	int64_t r = moe_rank_width(l->r);
+
+	return l->ra == l->r ? r : 2 * r;
+}
+
 static void scratch_take(struct taker *t, const struct moe_experts *l, int T, bool backward,
 			 struct moe_experts_scratch *s)
 {
 	size_t R = rows_of(l, T);
+	int64_t H = moe_width(l->H), r = moe_rank_width(l->r);
 
 	for (int p = 0; p < l->P; p++) {
 		struct moe_experts_part_state *ps = &s->part[p];
-		int64_t I = l->part[p].I;
-		size_t chunks = (size_t)moe_chunks(I);
+		int64_t I = moe_width(l->part[p].I);
+		size_t chunks = (size_t)moe_chunks(l->part[p].I);
 
-		ps->panel = take_f32(t, R, l->H, p);
-		ps->h = take_f32(t, R, I, p);
-		ps->y = take_f32(t, R, l->H, p);
+		ps->panel = take_panel(t, R, H, p);
+		ps->u_panel = take_panel(t, R, thin_width(l), p);
+		ps->h = take_panel(t, R, I, p);
+		ps->v_part = take_f32(t, R * chunks, r, p);
+		ps->y = take_f32(t, R, H, p);
 		ps->sum = take_f32(t, (size_t)T, l->H, p);
 		if (!backward)
 			continue;
-		ps->z = take_f32(t, R, l->r, p);
-		ps->dgate = take_f32(t, R, I, p);
-		ps->dup = take_f32(t, R, I, p);
+		ps->z = take_f32(t, R, r, p);
+		ps->dgate = take_panel(t, R, I, p);
+		ps->dup = take_panel(t, R, I, p);
 		ps->dgw_part = take_f32(t, R * chunks, 1, p);
 		for (int i = 0; i < 2; i++)
-			s->ring[i][p].w_part = take_f32(t, R * chunks, 2 * l->r, p);
+			s->ring[i][p].w_part = take_f32(t, R * chunks, 2 * r, p);
 	}
 }
 
@@ -81,7 +102,9 @@ void moe_experts_scratch_free(struct moe_engine *e, struct moe_experts_scratch *
 		struct moe_experts_part_state *ps = &s->part[p];
 
 		moe_memory_free(e, ps->panel);
+		moe_memory_free(e, ps->u_panel);
 		moe_memory_free(e, ps->h);
+		moe_memory_free(e, ps->v_part);
 		moe_memory_free(e, ps->y);
 		moe_memory_free(e, ps->sum);
 		moe_memory_free(e, ps->z);
@@ -117,14 +140,16 @@ static void state_take(struct taker *t, const struct moe_experts *l, int T,
 	size_t R = rows_of(l, T);
 
 	plan_take(t, l, T, &s->plan);
+	if (moe_kernels()->x16)
+		s->x16 = take(t, (size_t)T * (size_t)moe_width(l->H), sizeof *s->x16, -1);
 	for (int p = 0; p < l->P; p++) {
 		struct moe_experts_part_state *ps = &s->part[p];
-		int64_t I = l->part[p].I;
+		int64_t I = moe_width(l->part[p].I);
 
-		ps->u = take_f32(t, R, l->ra, p);
-		ps->gate = take_f32(t, R, I, p);
-		ps->up = take_f32(t, R, I, p);
-		ps->v_part = take_f32(t, R * (size_t)moe_chunks(I), l->r, p);
+		ps->u = take_kept(t, R, thin_width(l), p);
+		ps->gate = take_kept(t, R, I, p);
+		ps->up = take_kept(t, R, I, p);
+		ps->v = take_f32(t, R, moe_rank_width(l->r), p);
 	}
 }
 
@@ -155,11 +180,12 @@ void moe_experts_state_free(struct moe_engine *e, struct moe_experts_state *st, 
 	moe_memory_free(e, plan->row_weight);
 	moe_memory_free(e, plan->grad_weights);
 	moe_memory_free(e, plan->grad_logits);
+	moe_memory_free(e, st->x16);
 	for (int p = 0; p < P; p++) {
 		moe_memory_free(e, st->part[p].u);
 		moe_memory_free(e, st->part[p].gate);
 		moe_memory_free(e, st->part[p].up);
-		moe_memory_free(e, st->part[p].v_part);
+		moe_memory_free(e, st->part[p].v);
 	}
 	memset(st, 0, sizeof *st);
 }
@@ -173,7 +199,9 @@ void moe_experts_state_bind(struct moe_experts_state *st, const struct moe_exper
 		struct moe_experts_part_state *ps = &st->part[p];
 
 		ps->panel = s->part[p].panel;
+		ps->u_panel = s->part[p].u_panel;
 		ps->h = s->part[p].h;
+		ps->v_part = s->part[p].v_part;
 		ps->y = s->part[p].y;
 		ps->sum = s->part[p].sum;
 		ps->z = s->part[p].z;
@@ -208,6 +236,7 @@ size_t moe_experts_worker_scratch(const struct moe_experts *l, int T)
 	size_t n = moe_lora_grad_scratch(l, m);
 
 	n = MOE_MAX(n, moe_combine_bwd_scratch(l));
+	n = MOE_MAX(n, (size_t)l->k * (sizeof(float *) + sizeof(float))); /* combine_part */
 	return l->router ? MOE_MAX(n, moe_route_scratch(l)) : n;
 }
 

@@ -22,13 +22,27 @@ static void *take(struct moe_engine *e, size_t bytes, int part, const char *purp
 	return p;
 }
 
-static void param_alloc(struct moe_engine *e, struct moe_param *p, int E, int64_t piece, int part,
-			bool trainable, enum moe_status *st)
+static size_t packed_bytes(enum moe_lora_side side, int stack, int64_t rows, int64_t cols)
 {
-	size_t bytes = (size_t)E * (size_t)piece * sizeof(float);
+	const struct moe_kernels *k = moe_kernels();
+	size_t one = k->lora_bytes && rows && cols ? k->lora_bytes(side, rows, cols) : 0;
 
-	p->piece = piece;
+	return (size_t)stack * ((one + 63) & ~(size_t)63);
+}
+
+/* Pieces of `stack` matrices [rows, cols]; scale is what lora_pack multiplies by. */
+static void param_alloc(struct moe_engine *e, struct moe_param *p, const struct moe_param *shape, int E,
+			int part, bool trainable, enum moe_status *st)
+{
+	size_t bytes;
+
+	*p = *shape;
+	p->piece = p->stack * p->rows * p->cols;
+	p->packed_piece = packed_bytes(p->side, p->stack, p->rows, p->cols);
+	bytes = (size_t)E * (size_t)p->piece * sizeof(float);
 	p->value = take(e, bytes, part, "lora", st);
+	if (p->packed_piece)
+		p->packed = take(e, (size_t)E * p->packed_piece, part, "lora", st);
 	if (!trainable)
 		return;
 	p->grad = take(e, bytes, part, "gradients", st);
@@ -39,16 +53,27 @@ static void param_alloc(struct moe_engine *e, struct moe_param *p, int E, int64_
 static void param_free(struct moe_engine *e, struct moe_param *p)
 {
 	moe_memory_free(e, p->value);
+	moe_memory_free(e, p->packed);
 	moe_memory_free(e, p->grad);
 	moe_memory_free(e, p->m);
 	moe_memory_free(e, p->v);
 	memset(p, 0, sizeof *p);
 }
 
+static struct moe_param shape_a(int stack, int64_t r, int64_t k)
+{
+	return (struct moe_param){ .side = MOE_LORA_A, .stack = stack, .rows = r, .cols = k, .pack_scale = 1 };
+}
+
+static struct moe_param shape_b(int64_t n, int64_t r, float scale)
+{
+	return (struct moe_param){ .side = MOE_LORA_B, .stack = 1, .rows = n, .cols = r, .pack_scale = scale };
+}
+
 /* Where a part's packed matrices begin: gate, up, down of each expert, 64-byte aligned. */
 static size_t matrix_bytes(enum moe_dtype dtype, int64_t n, int64_t k)
 {
-	return (moe_kernels()->weight_bytes(dtype, n, k) + 63) & ~(size_t)63;
+	return (moe_kernels()->weight_bytes(dtype, n, k, MOE_USE_GEMM) + 63) & ~(size_t)63;
 }
 
 static void weights_alloc(struct moe_engine *e, struct moe_experts *l, int p, enum moe_dtype dtype,
@@ -78,14 +103,17 @@ static void part_alloc(struct moe_engine *e, struct moe_experts *l,
 		       enum moe_status *st)
 {
 	struct moe_experts_part *part = &l->part[p];
+	struct moe_param a, b;
 	size_t base;
 
 	part->i0 = part_begin(s->I, l->P, p);
 	part->I = part_begin(s->I, l->P, p + 1) - part->i0;
 	weights_alloc(e, l, p, dtype, st);
-	param_alloc(e, &part->gate_b, l->E, part->I * l->r, p, s->trainable, st);
-	param_alloc(e, &part->up_b, l->E, part->I * l->r, p, s->trainable, st);
-	param_alloc(e, &part->down_a, l->E, part->I * l->r, p, s->trainable, st);
+	b = shape_b(part->I, l->r, l->scale);
+	a = shape_a(1, l->r, part->I);
+	param_alloc(e, &part->gate_b, &b, l->E, p, s->trainable, st);
+	param_alloc(e, &part->up_b, &b, l->E, p, s->trainable, st);
+	param_alloc(e, &part->down_a, &a, l->E, p, s->trainable, st);
 	if (!s->base_grads)
 		return;
 	base = (size_t)l->E * (size_t)part->I * (size_t)l->H * sizeof(float);
@@ -99,6 +127,7 @@ enum moe_status moe_experts_alloc(struct moe_engine *e, const struct moe_experts
 {
 	enum moe_status st = MOE_OK;
 	int size = MOE_MAX(1, s->group_size);
+	struct moe_param a, b;
 
 	l->E = s->E;
 	l->k = s->k;
@@ -116,14 +145,17 @@ enum moe_status moe_experts_alloc(struct moe_engine *e, const struct moe_experts
 		l->group_first[g] = MOE_MIN(g * size, s->E);
 	for (int p = 0; p < l->P; p++)
 		part_alloc(e, l, s, p, weight_dtype, &st);
-	param_alloc(e, &l->a_gu, l->E, (int64_t)l->ra * l->H, 0, s->trainable, &st);
-	param_alloc(e, &l->down_b, l->E, (int64_t)l->H * l->r, 0, s->trainable, &st);
+	a = shape_a(s->share_a ? 1 : 2, l->r, l->H);
+	b = shape_b(l->H, l->r, l->scale);
+	param_alloc(e, &l->a_gu, &a, l->E, 0, s->trainable, &st);
+	param_alloc(e, &l->down_b, &b, l->E, 0, s->trainable, &st);
 	if (s->base_grads && l->router)
 		l->grad_router =
 			take(e, (size_t)l->E * (size_t)l->H * sizeof(float), -1, "gradients", &st);
 	if (l->router)
 		l->router_weight.data =
-			take(e, matrix_bytes(MOE_F32, l->E, l->H), -1, "weights", &st);
+			take(e, moe_kernels()->weight_bytes(MOE_F32, l->E, l->H, MOE_USE_EXACT), -1,
+			     "weights", &st);
 	if (st != MOE_OK)
 		moe_experts_free(e, l);
 	return st;
@@ -157,15 +189,21 @@ struct moe_experts_bytes moe_experts_bytes(const struct moe_experts_shape *s, en
 					   int P, int part)
 {
 	int64_t I = part_begin(s->I, P, part + 1) - part_begin(s->I, P, part);
+	int stack = s->share_a ? 1 : 2;
 	size_t lora = (size_t)s->E * (size_t)s->r * (size_t)(3 * I) * sizeof(float);
+	size_t packed = (size_t)s->E * (2 * packed_bytes(MOE_LORA_B, 1, I, s->r) +
+					packed_bytes(MOE_LORA_A, 1, s->r, I));
 	struct moe_experts_bytes b = { 0 };
 
-	if (part == 0)
-		lora += (size_t)s->E * (size_t)s->r * (size_t)s->H * (s->share_a ? 2 : 3) *
+	if (part == 0) {
+		lora += (size_t)s->E * (size_t)s->r * (size_t)s->H * (size_t)(stack + 1) *
 			sizeof(float);
+		packed += (size_t)s->E * (packed_bytes(MOE_LORA_A, stack, s->r, s->H) +
+					  packed_bytes(MOE_LORA_B, 1, s->H, s->r));
+	}
 	b.weights =
 		(size_t)s->E * (2 * matrix_bytes(dtype, I, s->H) + matrix_bytes(dtype, s->H, I));
-	b.lora = lora;
+	b.lora = lora + packed;
 	if (s->trainable) {
 		b.gradients = lora;
 		b.moments = 2 * lora;
@@ -186,12 +224,12 @@ void moe_experts_pack(struct moe_experts *l, enum moe_expert_matrix which, int e
 
 		if (which == MOE_DOWN)
 			moe_kernels()->weight_pack(&part->down[expert], p + (size_t)part->i0 * size,
-						   dtype, l->H, part->I, l->I);
+						   dtype, l->H, part->I, l->I, MOE_USE_GEMM);
 		else
 			moe_kernels()->weight_pack(which == MOE_GATE ? &part->gate[expert]
 								     : &part->up[expert],
 						   p + (size_t)part->i0 * (size_t)l->H * size,
-						   dtype, part->I, l->H, l->H);
+						   dtype, part->I, l->H, l->H, MOE_USE_GEMM);
 	}
 }
 
@@ -266,6 +304,21 @@ void moe_experts_set(struct moe_experts *l, enum moe_lora_array a, enum moe_para
 		     int expert, const float *src)
 {
 	exchange(l, a, f, expert, (float *)src, false);
+	if (f != MOE_VALUE)
+		return;
+	if (a == MOE_GATE_A || a == MOE_UP_A)
+		moe_param_pack_all(&l->a_gu, expert, expert + 1);
+	if (a == MOE_DOWN_B)
+		moe_param_pack_all(&l->down_b, expert, expert + 1);
+	for (int p = 0; p < l->P; p++) {
+		const struct moe_experts_part *part = &l->part[p];
+
+		if (a == MOE_DOWN_A || a == MOE_GATE_B || a == MOE_UP_B)
+			moe_param_pack_all(a == MOE_DOWN_A   ? &part->down_a
+					   : a == MOE_GATE_B ? &part->gate_b
+							     : &part->up_b,
+					   expert, expert + 1);
+	}
 }
 
 void moe_experts_get_base_grad(const struct moe_experts *l, enum moe_expert_matrix which,

@@ -28,8 +28,8 @@ static struct moe_weight random_weight(enum moe_dtype dtype, int64_t n, int64_t 
 	*exact = doubles(n * k);
 	for (int64_t i = 0; i < n * k; i++)
 		(*exact)[i] = (double)rounded[i / k * ld + i % k];
-	W.data = mem(K->weight_bytes(dtype, n, k));
-	K->weight_pack(&W, src + 1, dtype, n, k, ld);
+	W.data = mem(K->weight_bytes(dtype, n, k, MOE_USE_GEMM));
+	K->weight_pack(&W, src + 1, dtype, n, k, ld, MOE_USE_GEMM);
 	CU_ASSERT(W.n == n && W.k == k);
 	return W;
 }
@@ -61,12 +61,12 @@ static void weight_cases(void)
 	/* every half, infinities and NaN included */
 	uint16_t *all = mem(65536 * sizeof *all);
 	float *got = mem(65536 * sizeof *got);
-	struct moe_weight W = { .data = mem(K->weight_bytes(MOE_F16, 256, 256)) };
+	struct moe_weight W = { .data = mem(K->weight_bytes(MOE_F16, 256, 256, MOE_USE_EXACT)) };
 	int wrong = 0;
 
 	for (int i = 0; i < 65536; i++)
 		all[i] = (uint16_t)i;
-	K->weight_pack(&W, all, MOE_F16, 256, 256, 256);
+	K->weight_pack(&W, all, MOE_F16, 256, 256, 256, MOE_USE_EXACT);
 	K->weight_unpack(&W, 0, 256, got);
 	for (int i = 0; i < 65536; i++) {
 		float want = moe_f16_to_f32((uint16_t)i);

@@ -37,6 +37,9 @@ enum moe_layout {
  */
 enum moe_weight_use { MOE_USE_GEMM, MOE_USE_EXACT };
 
+/* Which of the two thin matrices: their packed forms are padded differently. */
+enum moe_lora_side { MOE_LORA_A, MOE_LORA_B };
+
 /* A packed [n, k] weight, y = W x. Memory belongs to whoever called pack. */
 struct moe_weight {
 	void *data;
@@ -60,8 +63,10 @@ struct moe_lora {
 struct moe_expert {
 	struct moe_weight gate, up, down; /* [I, H], [I, H], [H, I] */
 	const float *a_gu, *gate_b, *up_b, *down_a, *down_b;
-	/* the same as lora_pack left them (B times scale); NULL where the table has no lora_pack */
-	const void *a_gu_packed, *gate_b_packed, *up_b_packed, *down_a_packed, *down_b_packed;
+	/* the same as lora_pack left them (B times scale); NULL where the table has no lora_pack.
+	 * up_a_packed = gate_a_packed where they are shared */
+	const void *gate_a_packed, *up_a_packed, *gate_b_packed, *up_b_packed, *down_a_packed,
+		*down_b_packed;
 	int r, ra;
 	float scale;
 };
@@ -147,11 +152,12 @@ struct moe_kernels {
 			    int64_t n, int64_t k, int64_t ld, enum moe_weight_use use);
 	/* dst [n1-n0, k] f32 of rows n0..n1 */
 	void (*weight_unpack)(const struct moe_weight *W, int64_t n0, int64_t n1, float *dst);
-	/* Bytes of a packed LoRA matrix; both functions NULL: masters are operands themselves. */
-	size_t (*lora_bytes)(int64_t n, int64_t k);
+	/* Bytes of a packed A [n = r, k] or B [n, k = r]; both functions NULL: masters are operands
+	 * themselves. */
+	size_t (*lora_bytes)(enum moe_lora_side side, int64_t n, int64_t k);
 	/* Rows n0..n1 of scale * src [n, k] into dst, whose other rows stay; n0 a multiple of 16 */
-	void (*lora_pack)(const float *src, int64_t n, int64_t k, int64_t n0, int64_t n1,
-			  float scale, void *dst);
+	void (*lora_pack)(enum moe_lora_side side, const float *src, int64_t n, int64_t k, int64_t n0,
+			  int64_t n1, float scale, void *dst);
 
 	/* ---- dense layers ---- */
 	size_t (*linear_scratch)(int m, int64_t n, int64_t k, int r);
@@ -266,5 +272,7 @@ static inline int64_t moe_rank_width(int64_t r)
 }
 /* name NULL: MOESAIC_ISA or the best. MOE_ERR_CONFIG names the known and supported ones. */
 enum moe_status moe_kernels_select(const char *name);
+/* The same without using it. */
+enum moe_status moe_kernels_choose(const char *name, const struct moe_kernels **out);
 
 #endif

@@ -28,6 +28,12 @@ void OWN(swiglu)(int64_t n, const float *gate, const float *up, float *h);
 void OWN(swiglu_bwd)(int64_t n, const float *gate, const float *up, const float *dh, float *dgate,
 		     float *dup);
 
+/* swiglu_rows.c: for tables of tiles (packed/tiles.h) */
+struct moe_swiglu_rows;
+void OWN(swiglu_rows)(const struct moe_swiglu_rows *r, float *g, const float *u);
+void OWN(swiglu_rows_bwd)(const struct moe_swiglu_rows *r, const float *dh, int64_t ld_dh,
+			  float *dgate, float *dup, float *h, float *dgw);
+
 /* attention.c */
 size_t OWN(attention_scratch)(int dim);
 void OWN(attention)(const struct moe_attention *a, int q0, int q1, int h0, int h1, void *scratch);

@@ -7,17 +7,8 @@
 #define MOE_CODELETS_KERNELS_FMA_FMA_SWIGLU_H
 
 #include "codelets/kernels/elementwise/vecmath.h"
+#include "codelets/kernels/packed/keep.h"
 #include "codelets/kernels/packed/layout.h"
-
-/* Nearest even, NaN kept, without branches. */
-static inline uint16_t round_bf16(float f)
-{
-	uint32_t bits, rounded;
-
-	memcpy(&bits, &f, sizeof bits);
-	rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-	return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? bits >> 16 | 0x40 : rounded);
-}
 
 static void fma_swiglu(const struct moe_swiglu_rows *r, float *g, const float *u)
 {
@@ -27,8 +18,8 @@ static void fma_swiglu(const struct moe_swiglu_rows *r, float *g, const float *u
 		float h[16];
 
 		for (int j = 0; j < 16; j++) {
-			g16[j] = round_bf16(g[j]);
-			u16[j] = round_bf16(u[j]);
+			g16[j] = moe_keep(g[j]);
+			u16[j] = moe_keep(u[j]);
 		}
 		for (int j = 0; j < 16; j++)
 			h[j] = g[j] / (1.0f + ref_exp(-g[j])) * u[j];
@@ -46,7 +37,7 @@ static void fma_swiglu_bwd(const struct moe_swiglu_rows *r, const float *dh, int
 		float dg[16], du[16], ha[16], dot[16];
 
 		for (int j = 0; j < 16; j++) {
-			float x = moe_bf16_to_f32(gate[j]), y = moe_bf16_to_f32(up[j]);
+			float x = moe_kept(gate[j]), y = moe_kept(up[j]);
 			float d = dh[i * ld_dh + j], dw = d * r->weight[i];
 			float e = ref_exp(-fabsf(x)), large = 1.0f / (1.0f + e), small = e * large;
 			float s = x < 0.0f ? small : large, rest = x < 0.0f ? large : small;

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * y = g W, 32 columns at a time. Up to BWD_SMALL rows bwd_small.c does it; up to BWD_DECODE the
+ * tiles shuffle the raw panels in registers; with more rows the slice is decoded once, into L2.
+ * A long reduction is cut into blocks of n, so that the slice, its g and the next slice's lines fit
+ * into L2 together; sums wait in `partial`, which changes no bit of them.
+ */
+#include "codelets/kernels/avx512_bf16/bwd_tiles.h"
+
+#define SLICE 32
+#define BLOCK_PART 2176 /* longest part of one segment in a block */
+#define BLOCK_MAX 2304	/* longest block: a part and the LoRA rows that follow */
+
+/* n rows of one segment from row n0 */
+struct piece {
+	const struct moe_bwd_seg *seg;
+	int n0, n;
+};
+
+struct block {
+	struct piece piece[MOE_MAX_SEGS];
+	int count;
+};
+
+/* Where the next block begins. */
+struct place {
+	const struct moe_bwd_seg *seg, *end;
+	int n0;
+};
+
+struct call {
+	const struct moe_bwd_seg *seg;
+	int m, nseg;
+	struct tiles tiles;
+	float *y;
+	int64_t ldy;
+	enum moe_out out;
+	float *partial;	   /* [m, 32] */
+	uint16_t *decoded; /* [n/2][32][2] of a block; NULL: shuffle in registers */
+};
+
+static struct block next_block(struct place *at)
+{
+	struct block b = { .count = 0 };
+	int total = 0;
+
+	while (at->seg < at->end && b.count < MOE_MAX_SEGS) {
+		int n = at->seg->n, parts = (n + BLOCK_PART - 1) / BLOCK_PART;
+		int part = parts ? (int)moe_round_up((n + parts - 1) / parts, 16) : 0;
+		int take = MOE_MIN(part, n - at->n0);
+
+		if (total && total + take > BLOCK_MAX)
+			break;
+		if (take)
+			b.piece[b.count++] = (struct piece){ at->seg, at->n0, take };
+		total += take;
+		at->n0 += take;
+		if (at->n0 == n) {
+			at->seg++;
+			at->n0 = 0;
+		}
+	}
+	return b;
+}
+
+static const uint16_t *panel_of(const struct piece *p, int column)
+{
+	return p->seg->w + p->n0 / 16 * p->seg->stride + 16 * column;
+}
+
+static const uint32_t *words_of(const struct piece *p, int row, int rows)
+{
+	const struct moe_bwd_seg *s = p->seg;
+
+	return (const uint32_t *)s->g + (row * s->width + (s->col + p->n0) * rows) / 2;
+}
+
+/* 32 columns of a block, rows paired: what the raw tiles do, once for all rows of y */
+static void decode(const struct block *b, int column, uint16_t *dst)
+{
+	__m512i order[2] = { _mm512_load_si512(avx512_bf16_rows01),
+			     _mm512_load_si512(avx512_bf16_rows23) };
+
+	for (int p = 0; p < b->count; p++) {
+		int64_t stride = b->piece[p].seg->stride;
+		const uint16_t *w = panel_of(&b->piece[p], column);
+
+		for (int n = 0; n < b->piece[p].n; n += 16, w += stride) {
+			for (int l = 0; l < 16; l++)
+				_mm_prefetch((const char *)(w + 4 * stride) + 64 * l, _MM_HINT_T0);
+			for (int q = 0; q < 4; q++)
+				for (int h = 0; h < 2; h++, dst += 64) {
+					const uint16_t *d = w + 32 * q;
+
+					_mm512_store_si512(dst, row_pair(d, order[h]));
+					_mm512_store_si512(dst + 32, row_pair(d + 256, order[h]));
+				}
+		}
+	}
+}
+
+/* All rows of one block; `follow` at column `after` is read next. */
+static void block_tiles(const struct call *c, const struct block *b, int column,
+			const struct block *follow, int after, bool first, bool last)
+{
+	for (int t = 0, row = 0, rows; t < c->tiles.count; t++, row += rows) {
+		struct bwd_target to = { first ? NULL : c->partial + row * SLICE,
+					 c->partial + row * SLICE, SLICE, MOE_OUT_STORE };
+		enum bwd_ahead ahead = c->tiles.count == 1 ? BWD_WHOLE
+				       : t < 2		   ? BWD_HALF
+							   : BWD_NOTHING;
+		struct bwd_run run[MOE_MAX_SEGS];
+		const uint16_t *slice = c->decoded;
+
+		rows = tile_rows(&c->tiles, t);
+		if (last)
+			to = (struct bwd_target){ to.from, c->y + row * c->ldy + column, c->ldy,
+						  c->out };
+		for (int i = 0; i < b->count; i++) {
+			const struct piece *p = &b->piece[i];
+			const uint16_t *w = panel_of(p, column);
+			const uint16_t *far =
+				i < follow->count ? panel_of(&follow->piece[i], after) : w;
+
+			run[i] = (struct bwd_run){ words_of(p, row, rows), c->decoded ? slice : w,
+						   p->seg->stride, p->n,
+						   (const char *)far + (ahead == BWD_HALF) * t * 512 };
+			slice += c->decoded ? p->n * SLICE : 0;
+		}
+		if (c->decoded)
+			avx512_bf16_bwd_decoded[ahead][rows](run, b->count, &to);
+		else
+			avx512_bf16_bwd_raw[ahead][rows](run, b->count, &to);
+	}
+}
+
+static void slice_of(const struct call *c, int column)
+{
+	struct place at = { c->seg, c->seg + c->nseg, 0 };
+	struct block head = next_block(&at), now = head;
+
+	for (bool first = true, last = false; !last; first = false) {
+		struct block next = next_block(&at);
+
+		last = next.count == 0;
+		if (c->decoded)
+			decode(&now, column, c->decoded);
+		if (last)
+			block_tiles(c, &now, column, &head, column + SLICE, first, last);
+		else
+			block_tiles(c, &now, column, &next, column, first, last);
+		now = next;
+	}
+}
+
+/* The last 16 columns, or the only ones */
+static void thin_slice(const struct call *c, int column)
+{
+	for (int t = 0, row = 0, rows; t < c->tiles.count; t++, row += rows) {
+		struct bwd_target to = { NULL, c->y + row * c->ldy + column, c->ldy, c->out };
+		struct bwd_run run[MOE_MAX_SEGS];
+
+		rows = tile_rows(&c->tiles, t);
+		for (int i = 0; i < c->nseg; i++) {
+			struct piece p = { c->seg + i, 0, c->seg[i].n };
+
+			run[i] = (struct bwd_run){ words_of(&p, row, rows), panel_of(&p, column),
+						   p.seg->stride, p.n, NULL };
+		}
+		avx512_bf16_bwd_thin[rows](run, c->nseg, &to);
+	}
+}
+
+int avx512_bf16_bwd_columns(int m)
+{
+	return m <= BWD_SMALL ? MOE_CHUNK : SLICE;
+}
+
+/* Bytes of `partial`, in front of `decoded` */
+static size_t partial_bytes(int m, int64_t n)
+{
+	return n > BLOCK_PART ? (size_t)m * SLICE * sizeof(float) : 0;
+}
+
+size_t avx512_bf16_bwd_scratch(int m, int64_t n, int columns)
+{
+	if (m <= BWD_SMALL)
+		return (size_t)m * (size_t)columns * sizeof(float);
+	if (m < BWD_DECODE || columns < SLICE)
+		return partial_bytes(m, n);
+	return partial_bytes(m, n) +
+	       (size_t)moe_round_up(MOE_MIN(n, BLOCK_MAX), 16) * SLICE * sizeof(uint16_t);
+}
+
+void avx512_bf16_bwd(int m, const struct moe_bwd_seg *seg, int nseg, int columns, float *y,
+		     int64_t ldy, enum moe_out out, void *scratch)
+{
+	struct call c = { seg, m, nseg, bwd_tiles(m), y, ldy, out_mode(out, y, ldy), scratch, NULL };
+	int64_t n = 0;
+	int column = 0;
+
+	MOE_ASSERT(nseg > 0 && nseg <= MOE_MAX_SEGS);
+	if (m <= BWD_SMALL) {
+		avx512_bf16_bwd_small(m, seg, nseg, columns, y, ldy, c.out, scratch);
+		return;
+	}
+	for (int s = 0; s < nseg; s++)
+		n += seg[s].n;
+	if (m >= BWD_DECODE)
+		c.decoded = (uint16_t *)((char *)scratch + partial_bytes(m, n));
+	for (; column + SLICE <= columns; column += SLICE)
+		slice_of(&c, column);
+	if (column < columns)
+		thin_slice(&c, column);
+}

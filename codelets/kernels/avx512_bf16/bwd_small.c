@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The backward of a few rows is bound by memory: panels are walked in memory order, 16 columns at a
+ * time, and the sums of all columns wait in L1.
+ */
+#include "codelets/kernels/avx512_bf16/bwd_tiles.h"
+
+#define STEP_BYTES 512 /* 16 rows n x 16 columns */
+
+/* `steps` times 16 columns of one panel; g is the panel's [8][rows] words */
+INLINE void steps_of(const int rows, int steps, const uint32_t *g, const uint16_t *w,
+		     const char *ahead, float *sum)
+{
+	__m512i first = _mm512_load_si512(avx512_bf16_rows01);
+	__m512i second = _mm512_load_si512(avx512_bf16_rows23);
+
+	for (; steps > 0; steps--, w += STEP_BYTES / 2, ahead += STEP_BYTES, sum += 16 * rows) {
+		__m512 even[BWD_SMALL], odd[BWD_SMALL];
+
+#pragma GCC unroll 5
+		for (int i = 0; i < rows; i++) {
+			even[i] = _mm512_load_ps(sum + 16 * i);
+			odd[i] = _mm512_setzero_ps();
+		}
+#pragma GCC unroll 4
+		for (int q = 0; q < 4; q++) {
+			__m512i w0 = row_pair(w + 32 * q, first), w1 = row_pair(w + 32 * q, second);
+			const uint32_t *word = g + 2 * q * rows;
+
+			_mm_prefetch(ahead + 128 * q, _MM_HINT_T1);
+			_mm_prefetch(ahead + 128 * q + 64, _MM_HINT_T1);
+#pragma GCC unroll 5
+			for (int i = 0; i < rows; i++) {
+				__m512i v0 = _mm512_set1_epi32((int)word[i]);
+				__m512i v1 = _mm512_set1_epi32((int)word[rows + i]);
+
+				even[i] = dot_bf16(even[i], w0, v0);
+				odd[i] = dot_bf16(odd[i], w1, v1);
+			}
+		}
+#pragma GCC unroll 5
+		for (int i = 0; i < rows; i++)
+			_mm512_store_ps(sum + 16 * i, _mm512_add_ps(even[i], odd[i]));
+	}
+}
+
+typedef void (*steps_fn)(int steps, const uint32_t *g, const uint16_t *w, const char *ahead,
+			 float *sum);
+
+#define STEPS(rows)                                                                                \
+	NOINLINE void steps_##rows(int steps, const uint32_t *g, const uint16_t *w,                \
+				   const char *ahead, float *sum)                                  \
+	{                                                                                          \
+		steps_of(rows, steps, g, w, ahead, sum);                                           \
+	}
+STEPS(1) STEPS(2) STEPS(3) STEPS(4) STEPS(5)
+static const steps_fn steps_by_rows[BWD_SMALL + 1] = { NULL,	steps_1, steps_2,
+						       steps_3, steps_4, steps_5 };
+
+/* Bytes from a read to its prefetch, in the order of reading (panel by panel). */
+static int distance_of(int m)
+{
+	return m <= 2 ? 2048 : 8192;
+}
+
+void avx512_bf16_bwd_small(int m, const struct moe_bwd_seg *seg, int nseg, int columns, float *y,
+			   int64_t ldy, enum moe_out out, float *scratch)
+{
+	int steps = columns / 16, far = MOE_MIN(distance_of(m) / STEP_BYTES, steps);
+	int near = steps - far;
+
+	memset(scratch, 0, (size_t)m * (size_t)columns * sizeof *scratch);
+	for (int s = 0; s < nseg; s++) {
+		const uint32_t *g = (const uint32_t *)seg[s].g + seg[s].col / 2 * m;
+		const uint16_t *w = seg[s].w;
+
+		for (int n = 0; n < seg[s].n; n += 16, g += 8 * m, w += seg[s].stride) {
+			/* after the last panel: the columns that a next call would begin with */
+			const uint16_t *next = n + 16 < seg[s].n ? w + seg[s].stride
+					       : s + 1 < nseg	 ? seg[s + 1].w
+								 : seg->w + 16 * columns;
+			const uint16_t *rest = w + (size_t)near * STEP_BYTES / 2;
+
+			steps_by_rows[m](near, g, w, (const char *)w + (size_t)far * STEP_BYTES,
+					 scratch);
+			steps_by_rows[m](far, g, rest, (const char *)next, scratch + near * 16 * m);
+		}
+	}
+	for (int c = 0; c < steps; c++)
+		for (int i = 0; i < m; i++)
+			put(y + i * ldy + 16 * c, _mm512_load_ps(scratch + (c * m + i) * 16), out);
+}

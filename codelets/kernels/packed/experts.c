@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Forward of one expert. With u = x A_gu^T the accumulators of gate and up run on over r more columns
+ * (u times s B), so LoRA adds no pass over a result; h A_down^T is taken per chunk of I while the chunk's
+ * h is in cache.
+ */
+#include "codelets/kernels/packed/experts.h"
+
+struct moe_widths moe_expert_widths(const struct moe_tiles *t, int64_t H, int64_t I, int r, int ra)
+{
+	struct moe_widths d = {
+		.H = moe_round_up(H, MOE_PACK_K),
+		.I = moe_round_up(I, MOE_PACK_K),
+		.r = moe_round_up(r, t->lora_pad),
+	};
+
+	d.ra = ra == r ? d.r : 2 * d.r;
+	d.stride_h = moe_packed_stride(d.H);
+	d.stride_i = moe_packed_stride(d.I);
+	d.stride_r = moe_packed_stride(d.r);
+	d.thin = moe_round_up(r, MOE_PACK_N);
+	return d;
+}
+
+struct moe_expert_scratch moe_expert_carve(const struct moe_tiles *t, struct moe_carver *c, int m,
+					   int64_t H, int64_t I, int r)
+{
+	struct moe_widths d = moe_expert_widths(t, H, I, r, 2 * r);
+	size_t M = (size_t)m + (size_t)m % 2, column = M * MOE_PACK_N * sizeof(float);
+	int64_t n = MOE_MAX(d.H, 2 * d.I) + 2 * d.r;
+	struct moe_expert_scratch s;
+
+	s.f0 = moe_carve(c, column);
+	s.f1 = moe_carve(c, column);
+	s.f2 = moe_carve(c, column);
+	s.lanes = moe_carve(c, column);
+	s.step = moe_carve(c, M * MOE_CHUNK * sizeof(float));
+	s.thin = moe_carve(c, M * 2 * (size_t)d.r * sizeof(float));
+	s.thin_panel = moe_carve(c, M * 2 * (size_t)d.r * (size_t)t->panel_bytes);
+	for (int i = 0; i < 5; i++)
+		s.pair[i] = moe_carve(c, M * (size_t)(i < 2 ? MOE_GRAD_STRIP : d.r) *
+						 (size_t)t->pair_bytes);
+	s.bwd = moe_carve(c, t->bwd_scratch(m, n, MOE_CHUNK));
+	return s;
+}
+
+size_t moe_packed_expert_scratch(const struct moe_tiles *t, int m, int64_t H, int64_t I, int r)
+{
+	struct moe_carver c = { 0 };
+
+	moe_expert_carve(t, &c, m, H, I, r);
+	return c.used;
+}
+
+void moe_sum_chunks(int chunks, size_t rows, int m, int64_t n, const float *part, float *dst)
+{
+	size_t count = (size_t)m * (size_t)n;
+
+	if (!chunks) {
+		memset(dst, 0, count * sizeof *dst);
+		return;
+	}
+	memcpy(dst, part, count * sizeof *dst);
+	for (int c = 1; c < chunks; c++)
+		for (size_t i = 0; i < count; i++)
+			dst[i] += part[(size_t)c * rows * (size_t)n + i];
+}
+
+/* 16 columns of u: rounded once, kept by rows and as the operand of gate_up */
+static void keep_u(const struct moe_tiles *t, moe_to_bf16 *to_bf16, const struct moe_expert_rows *w,
+		   int64_t ra, int64_t col, const float *u)
+{
+	t->pack_fwd(w->m, u, MOE_PACK_N, NULL, MOE_PACK_N, MOE_PACK_N, w->u_panel, ra, col);
+	for (int i = 0; i < w->m; i++)
+		to_bf16(1, MOE_PACK_N, u + i * MOE_PACK_N, MOE_PACK_N,
+			(uint16_t *)w->u + i * ra + col, MOE_PACK_N);
+}
+
+/* u = x A^T for gate's or up's A, as columns col.. of u */
+static void thin_forward(const struct moe_tiles *t, moe_to_bf16 *to_bf16,
+			 const struct moe_expert_rows *w, const struct moe_widths *d,
+			 const struct moe_expert_scratch *s, const void *a, int64_t col)
+{
+	memset(s->f0, 0, (size_t)w->m * MOE_PACK_N * sizeof *s->f0);
+	for (int64_t j = d->r - MOE_PACK_N; j >= 0; j -= MOE_PACK_N) { /* zeros of the pad first */
+		struct moe_fwd_seg seg = { w->panel, d->H, 0, (int)d->H,
+					   moe_at(a, j / MOE_PACK_N * d->stride_h) };
+
+		if (j < d->thin)
+			t->fwd(w->m, &seg, 1, NULL, s->f0, MOE_PACK_N, MOE_OUT_STORE);
+		keep_u(t, to_bf16, w, d->ra, col + j, s->f0);
+	}
+}
+
+void moe_packed_expert_gather(const struct moe_tiles *t, moe_to_bf16 *to_bf16,
+			      const struct moe_expert *e, struct moe_expert_rows *w, void *scratch)
+{
+	struct moe_widths d = moe_widths_of(t, e, w);
+	struct moe_expert_scratch s = moe_expert_scratch_of(t, e, w, scratch);
+
+	t->pack_fwd_bf16(w->m, w->x16, d.H, w->token, w->H, d.H, w->panel, d.H, 0);
+	if (!e->r)
+		return;
+	thin_forward(t, to_bf16, w, &d, &s, e->gate_a_packed, 0);
+	if (e->ra > e->r)
+		thin_forward(t, to_bf16, w, &d, &s, e->up_a_packed, d.r);
+}
+
+/* gate, up and h of 16 columns */
+static void gate_up_panel(const struct moe_tiles *t, const struct moe_expert *e,
+			  const struct moe_expert_rows *w, const struct moe_widths *d,
+			  const struct moe_expert_scratch *s, int64_t col, int64_t end)
+{
+	int64_t panel = col / MOE_PACK_N;
+	const uint16_t *gate = moe_at(e->gate.data, panel * d->stride_h);
+	const uint16_t *up = moe_at(e->up.data, panel * d->stride_h);
+	struct moe_fwd_seg seg[2] = {
+		{ w->panel, d->H, 0, (int)d->H, gate },
+		{ w->u_panel, d->ra, 0, (int)d->r, NULL },
+	};
+	struct moe_swiglu_rows kept = { .m = w->m,
+					.ld = d->I,
+					.gate = (uint16_t *)w->gate + col,
+					.up = (uint16_t *)w->up + col };
+	int n = e->r ? 2 : 1;
+
+	if (e->r)
+		seg[1].w = moe_at(e->gate_b_packed, panel * d->stride_r);
+	t->fwd(w->m, seg, n, up, s->f0, MOE_PACK_N, MOE_OUT_STORE);
+	seg[0].w = up;
+	seg[1].col = (int)(d->ra - d->r);
+	if (e->r)
+		seg[1].w = moe_at(e->up_b_packed, panel * d->stride_r);
+	t->fwd(w->m, seg, n, col + MOE_PACK_N < end ? gate + d->stride_h : NULL, s->f1, MOE_PACK_N,
+	       MOE_OUT_STORE);
+	t->swiglu(&kept, s->f0, s->f1);
+	t->pack_fwd(w->m, s->f0, MOE_PACK_N, NULL, MOE_PACK_N, MOE_PACK_N, w->h, d->I, col);
+}
+
+/* Panels of an [n, k] weight hold whole panels only: columns from there up to the padded width are zero. */
+static void zero_columns(const struct moe_tiles *t, const struct moe_expert_rows *w,
+			 const struct moe_widths *d, const struct moe_expert_scratch *s)
+{
+	int64_t col = moe_round_up(w->I, MOE_PACK_N);
+
+	if (col == d->I)
+		return;
+	memset(s->f0, 0, (size_t)w->m * MOE_PACK_N * sizeof *s->f0);
+	t->pack_fwd(w->m, s->f0, MOE_PACK_N, NULL, MOE_PACK_N, MOE_PACK_N, w->h, d->I, col);
+}
+
+void moe_packed_expert_gate_up(const struct moe_tiles *t, const struct moe_expert *e,
+			       struct moe_expert_rows *w, int c0, int c1, void *scratch)
+{
+	struct moe_widths d = moe_widths_of(t, e, w);
+	struct moe_expert_scratch s = moe_expert_scratch_of(t, e, w, scratch);
+
+	for (int c = c0; c < c1; c++) {
+		int64_t begin = (int64_t)c * MOE_CHUNK;
+		int64_t end = MOE_MIN(begin + MOE_CHUNK, moe_round_up(w->I, MOE_PACK_N));
+		int64_t padded = MOE_MIN(begin + MOE_CHUNK, d.I);
+		float *part = w->v_part + (size_t)c * w->part_rows * (size_t)d.r;
+
+		for (int64_t col = begin; col < end; col += MOE_PACK_N)
+			gate_up_panel(t, e, w, &d, &s, col, end);
+		if (end < padded)
+			zero_columns(t, w, &d, &s);
+		for (int64_t j = 0; j < d.r && e->r; j += MOE_PACK_N) {
+			struct moe_fwd_seg seg = { w->h, d.I, (int)begin, (int)(padded - begin), NULL };
+
+			if (j >= d.thin) {
+				for (int i = 0; i < w->m; i++)
+					memset(part + i * d.r + j, 0, MOE_PACK_N * sizeof *part);
+				continue;
+			}
+			seg.w = moe_at(e->down_a_packed,
+				       j / MOE_PACK_N * d.stride_i + MOE_PACK_N * begin);
+			t->fwd(w->m, &seg, 1, NULL, part + j, d.r, MOE_OUT_STORE);
+		}
+	}
+}
+
+void moe_packed_expert_down(const struct moe_tiles *t, const struct moe_expert *e,
+			    struct moe_expert_rows *w, int c0, int c1, void *scratch)
+{
+	struct moe_widths d = moe_widths_of(t, e, w);
+	struct moe_expert_scratch s = moe_expert_scratch_of(t, e, w, scratch);
+	int64_t begin = (int64_t)c0 * MOE_CHUNK;
+	int64_t end = MOE_MIN((int64_t)c1 * MOE_CHUNK, moe_round_up(w->H, MOE_PACK_N));
+
+	if (e->r) {
+		moe_sum_chunks(moe_chunk_count(w->I), w->part_rows, w->m, d.r, w->v_part, s.thin);
+		t->pack_fwd(w->m, s.thin, d.r, NULL, d.r, d.r, s.thin_panel, d.r, 0);
+		if (c0 == 0 && c1 > 0)
+			memcpy(w->v, s.thin, (size_t)w->m * (size_t)d.r * sizeof *w->v);
+	}
+	for (int64_t n = begin; n < end; n += MOE_PACK_N) {
+		const uint16_t *down = moe_at(e->down.data, n / MOE_PACK_N * d.stride_i);
+		struct moe_fwd_seg seg[2] = {
+			{ w->h, d.I, 0, (int)d.I, down },
+			{ s.thin_panel, d.r, 0, (int)d.r, NULL },
+		};
+
+		if (e->r)
+			seg[1].w = moe_at(e->down_b_packed, n / MOE_PACK_N * d.stride_r);
+		t->fwd(w->m, seg, e->r ? 2 : 1, n + MOE_PACK_N < end ? down + d.stride_i : NULL,
+		       w->y + n, d.H, MOE_OUT_STREAM);
+	}
+	t->fence();
+}

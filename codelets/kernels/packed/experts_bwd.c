@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Backward of one expert. dh = grad_out W_down + z A_down with z = grad_out (s B_down), all without the
+ * routing weight, so that dot(dh, h) is the routing weight's gradient; dgate and dup carry it. The gradients of the I
+ * side (B of gate and up, A of down) are taken 16 columns at a time while these are in cache.
+ */
+#include "codelets/kernels/packed/experts.h"
+
+void moe_packed_expert_scatter(const struct moe_tiles *t, const struct moe_expert *e,
+			       struct moe_expert_rows *w, void *scratch)
+{
+	struct moe_widths d = moe_widths_of(t, e, w);
+	struct moe_expert_scratch s = moe_expert_scratch_of(t, e, w, scratch);
+	int64_t n = moe_round_up(w->H, MOE_PACK_N);
+
+	t->pack_bwd(w->m, w->grad_out, w->H, w->token, w->H, d.H, w->panel, d.H, 0);
+	for (int64_t j = 0; e->r && j < d.r; j += t->lora_pad) {
+		struct moe_bwd_seg seg = { w->panel, d.H, 0, (int)n,
+					   moe_at(e->down_b_packed, MOE_PACK_N * j), d.stride_r };
+
+		t->bwd(w->m, &seg, 1, t->lora_pad, w->z + j, d.r, MOE_OUT_STORE, s.bwd);
+	}
+}
+
+/* Operands of one down_bwd call that all its columns share. */
+struct down_bwd {
+	const struct moe_tiles *t;
+	const struct moe_expert *e;
+	const struct moe_expert_rows *w;
+	const struct moe_expert_grad *g;
+	struct moe_widths d;
+	struct moe_expert_scratch s;
+	const void *u_gate, *u_up, *zw; /* pair arrays [m, r'] */
+};
+
+/* z as operand; u and w z as pair arrays */
+static void prepare_thin(struct down_bwd *b)
+{
+	const struct moe_expert_rows *w = b->w;
+	const struct moe_expert_scratch *s = &b->s;
+	int64_t r = b->d.r, ra = b->d.ra;
+	const uint16_t *u = w->u;
+
+	b->t->pack_bwd(w->m, w->z, r, NULL, r, r, s->thin_panel, r, 0);
+	if (!b->g->down_a)
+		return;
+	b->t->pairs_bf16(w->m, u, ra, NULL, (int)r, s->pair[2]);
+	b->u_gate = b->u_up = s->pair[2];
+	if (ra > r) {
+		b->t->pairs_bf16(w->m, u + r, ra, NULL, (int)r, s->pair[3]);
+		b->u_up = s->pair[3];
+	}
+	b->t->pairs(w->m, w->z, r, NULL, w->weight, (int)r, s->pair[4]);
+	b->zw = s->pair[4];
+}
+
+/* LoRA gradients of 16 columns of I from dgate (f0), dup (f1) and h (f2) */
+static void thin_gradients(const struct down_bwd *b, int64_t col)
+{
+	const struct moe_tiles *t = b->t;
+	const struct moe_expert_scratch *s = &b->s;
+	int m = b->w->m, r = b->e->r, n = (int)MOE_MIN(MOE_PACK_N, b->w->I - col);
+	enum moe_out out = b->g->first ? MOE_OUT_STREAM : MOE_OUT_ADD;
+
+	t->pairs(m, s->f0, MOE_PACK_N, NULL, NULL, MOE_PACK_N, s->pair[0]);
+	t->grad(m, s->pair[0], MOE_PACK_N, n, b->u_gate, b->d.r, r, b->e->scale,
+		b->g->gate_b + col * r, r, out);
+	t->pairs(m, s->f1, MOE_PACK_N, NULL, NULL, MOE_PACK_N, s->pair[0]);
+	t->grad(m, s->pair[0], MOE_PACK_N, n, b->u_up, b->d.r, r, b->e->scale, b->g->up_b + col * r, r,
+		out);
+	t->pairs(m, s->f2, MOE_PACK_N, NULL, NULL, MOE_PACK_N, s->pair[0]);
+	t->grad(m, b->zw, b->d.r, r, s->pair[0], MOE_PACK_N, n, 1, b->g->down_a + col, b->w->I, out);
+}
+
+/* SwiGLU backward of 16 columns from dh */
+static void column(const struct down_bwd *b, int64_t col, const float *dh, int64_t ld)
+{
+	const struct moe_expert_rows *w = b->w;
+	const struct moe_expert_scratch *s = &b->s;
+	struct moe_swiglu_rows kept = { .m = w->m,
+					.ld = b->d.I,
+					.gate = (uint16_t *)w->gate + col,
+					.up = (uint16_t *)w->up + col,
+					.weight = w->weight };
+
+	b->t->swiglu_bwd(&kept, dh, ld, s->f0, s->f1, s->f2, s->lanes);
+	b->t->pack_bwd(w->m, s->f0, MOE_PACK_N, NULL, MOE_PACK_N, MOE_PACK_N, w->dgate, b->d.I, col);
+	b->t->pack_bwd(w->m, s->f1, MOE_PACK_N, NULL, MOE_PACK_N, MOE_PACK_N, w->dup, b->d.I, col);
+	if (b->e->r && b->g->down_a)
+		thin_gradients(b, col);
+	if (b->g->down) /* weight_grad reads h again */
+		b->t->pack_fwd(w->m, s->f2, MOE_PACK_N, NULL, MOE_PACK_N, MOE_PACK_N, w->h, b->d.I,
+			       col);
+}
+
+/* Columns begin..end of I, one chunk or less. */
+static void chunk(const struct down_bwd *b, int64_t begin, int64_t end)
+{
+	const struct moe_expert_rows *w = b->w;
+	const struct moe_expert_scratch *s = &b->s;
+	int step = b->t->bwd_columns(w->m);
+	int64_t n = moe_round_up(w->H, MOE_PACK_N);
+
+	for (int64_t col = begin; col < end; col += step) {
+		int width = (int)MOE_MIN(step, end - col);
+		struct moe_bwd_seg seg[2] = {
+			{ w->panel, b->d.H, 0, (int)n,
+			  moe_at(b->e->down.data, MOE_PACK_N * col), b->d.stride_i },
+			{ s->thin_panel, b->d.r, 0, (int)b->d.thin, NULL, b->d.stride_i },
+		};
+
+		if (b->e->r)
+			seg[1].w = moe_at(b->e->down_a_packed, MOE_PACK_N * col);
+		b->t->bwd(w->m, seg, b->e->r ? 2 : 1, width, s->step, width, MOE_OUT_STORE, s->bwd);
+		for (int i = 0; i < width; i += MOE_PACK_N)
+			column(b, col + i, s->step + i, width);
+	}
+}
+
+/* The chunk's share of dgate B and dup B */
+static void thin_backward(const struct down_bwd *b, int c, int64_t begin, int64_t end)
+{
+	const struct moe_expert_rows *w = b->w;
+	int64_t r = b->d.r;
+	float *part = w->w_part + (size_t)c * w->part_rows * 2 * (size_t)r;
+
+	for (int64_t j = 0; j < r; j += b->t->lora_pad) {
+		int64_t at = begin / MOE_PACK_N * b->d.stride_r + MOE_PACK_N * j;
+		struct moe_bwd_seg seg = { w->dgate, b->d.I, (int)begin, (int)(end - begin),
+					   moe_at(b->e->gate_b_packed, at), b->d.stride_r };
+
+		b->t->bwd(w->m, &seg, 1, b->t->lora_pad, part + j, 2 * r, MOE_OUT_STORE, b->s.bwd);
+		seg.g = w->dup;
+		seg.w = moe_at(b->e->up_b_packed, at);
+		b->t->bwd(w->m, &seg, 1, b->t->lora_pad, part + r + j, 2 * r, MOE_OUT_STORE, b->s.bwd);
+	}
+}
+
+/* Pairwise: the order of the sum is part of the result. */
+static float sum16(const float *v)
+{
+	float s[8];
+
+	for (int i = 0; i < 8; i++)
+		s[i] = v[i] + v[i + 8];
+	return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+}
+
+void moe_packed_expert_down_bwd(const struct moe_tiles *t, const struct moe_expert *e,
+				struct moe_expert_rows *w, const struct moe_expert_grad *g, int c0,
+				int c1, void *scratch)
+{
+	struct down_bwd b = { .t = t,
+			      .e = e,
+			      .w = w,
+			      .g = g,
+			      .d = moe_widths_of(t, e, w),
+			      .s = moe_expert_scratch_of(t, e, w, scratch) };
+
+	if (e->r)
+		prepare_thin(&b);
+	for (int c = c0; c < c1; c++) {
+		int64_t begin = (int64_t)c * MOE_CHUNK;
+		int64_t end = MOE_MIN(begin + MOE_CHUNK, moe_round_up(w->I, MOE_PACK_N));
+		float *dgw = w->dgw_part + (size_t)c * w->part_rows;
+
+		memset(b.s.lanes, 0, (size_t)w->m * MOE_PACK_N * sizeof *b.s.lanes);
+		chunk(&b, begin, end);
+		for (int i = 0; i < w->m; i++)
+			dgw[i] = sum16(b.s.lanes + i * MOE_PACK_N);
+		if (e->r)
+			thin_backward(&b, c, begin, end);
+	}
+	t->fence();
+}
+
+void moe_packed_expert_gate_up_bwd(const struct moe_tiles *t, const struct moe_expert *e,
+				   struct moe_expert_rows *w, int c0, int c1, void *scratch)
+{
+	struct moe_widths d = moe_widths_of(t, e, w);
+	struct moe_expert_scratch s = moe_expert_scratch_of(t, e, w, scratch);
+	int64_t n = moe_round_up(w->I, MOE_PACK_N);
+	int64_t begin = (int64_t)c0 * MOE_CHUNK, end = MOE_MIN((int64_t)c1 * MOE_CHUNK, d.H);
+	int step = t->bwd_columns(w->m);
+
+	if (e->r) {
+		moe_sum_chunks(moe_chunk_count(w->I), w->part_rows, w->m, 2 * d.r, w->w_part, s.thin);
+		t->pack_bwd(w->m, s.thin, 2 * d.r, NULL, 2 * d.r, 2 * d.r, s.thin_panel, 2 * d.r, 0);
+	}
+	for (int64_t k = begin; k < end; k += step) {
+		int width = (int)MOE_MIN(step, end - k);
+		struct moe_bwd_seg seg[4] = {
+			{ w->dgate, d.I, 0, (int)n, moe_at(e->gate.data, MOE_PACK_N * k), d.stride_h },
+			{ w->dup, d.I, 0, (int)n, moe_at(e->up.data, MOE_PACK_N * k), d.stride_h },
+			{ s.thin_panel, 2 * d.r, 0, (int)d.thin, NULL, d.stride_h },
+			{ s.thin_panel, 2 * d.r, (int)d.r, (int)d.thin, NULL, d.stride_h },
+		};
+
+		if (e->r) {
+			seg[2].w = moe_at(e->gate_a_packed, MOE_PACK_N * k);
+			seg[3].w = moe_at(e->up_a_packed, MOE_PACK_N * k);
+		}
+		t->bwd(w->m, seg, e->r ? 4 : 2, width, w->y + k, d.H, MOE_OUT_STREAM, s.bwd);
+	}
+	t->fence();
+}
