@@ -197,13 +197,14 @@ static size_t fma_bwd_scratch(int m, int64_t n, int columns)
 static void bwd_few(int m, const struct moe_bwd_seg *seg, int nseg, int columns, float *sum)
 {
 	int away = MOE_MAX(1, 8192 / (16 * 2 * columns));
+	bool first = true;
 
 	for (int s = 0; s < nseg; s++, seg++)
 		for (int n = 0; n < seg->n; n += 16) {
 			struct bwd_run run = {
 				.g = (const float *)seg->g + (int64_t)(seg->col + n) * m,
 				.panels = 1,
-				.first = s == 0 && n == 0,
+				.first = first,
 				.ldc = columns,
 			};
 			const uint16_t *w = seg->w + n / 16 * seg->stride;
@@ -217,7 +218,10 @@ static void bwd_few(int m, const struct moe_bwd_seg *seg, int nseg, int columns,
 				run.c = sum + col;
 				kernel(&run);
 			}
+			first = false;
 		}
+	if (first)
+		memset(sum, 0, (size_t)m * (size_t)columns * sizeof *sum);
 }
 
 /*
