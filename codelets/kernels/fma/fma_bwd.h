@@ -220,7 +220,7 @@ static void bwd_few(int m, const struct moe_bwd_seg *seg, int nseg, int columns,
 			}
 			first = false;
 		}
-	if (first)
+	if (first) /* no n at all */
 		memset(sum, 0, (size_t)m * (size_t)columns * sizeof *sum);
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forward of one expert. With u = x A_gu^T the accumulators of gate and up run on over r more columns
- * (u times s B), so LoRA adds no pass over a result; h A_down^T is taken per chunk of I while the chunk's
- * h is in cache.
+ * Forward of one expert. With u = x A_gu^T the accumulators of gate and up run on over r more
+ * columns (u times s B), so LoRA adds no pass over a result; h A_down^T is taken per chunk of I
+ * while the chunk's h is in cache.
  */
 #include "codelets/kernels/packed/experts.h"
 
@@ -137,7 +137,8 @@ static void gate_up_panel(const struct moe_tiles *t, const struct moe_expert *e,
 	t->pack_fwd(w->m, s->f0, MOE_PACK_N, NULL, MOE_PACK_N, MOE_PACK_N, w->h, d->I, col);
 }
 
-/* Panels of an [n, k] weight hold whole panels only: columns from there up to the padded width are zero. */
+/* Panels of an [n, k] weight hold whole panels only: columns from there up to the padded width are
+ * zero. */
 static void zero_columns(const struct moe_tiles *t, const struct moe_expert_rows *w,
 			 const struct moe_widths *d, const struct moe_expert_scratch *s)
 {
@@ -166,7 +167,8 @@ void moe_packed_expert_gate_up(const struct moe_tiles *t, const struct moe_exper
 		if (end < padded)
 			zero_columns(t, w, &d, &s);
 		for (int64_t j = 0; j < d.r && e->r; j += MOE_PACK_N) {
-			struct moe_fwd_seg seg = { w->h, d.I, (int)begin, (int)(padded - begin), NULL };
+			struct moe_fwd_seg seg = { w->h, d.I, (int)begin, (int)(padded - begin),
+						   NULL };
 
 			if (j >= d.thin) {
 				for (int i = 0; i < w->m; i++)
