@@ -105,6 +105,12 @@ static inline float *copy(const float *src, int64_t n)
 	return p;
 }
 
+/* Aligned as scratch is: what only kernels hand to each other. */
+static inline float *aligned_copy(const float *src, int64_t n)
+{
+	return memcpy(mem((size_t)n * sizeof *src), src, (size_t)n * sizeof *src);
+}
+
 static inline double *doubles(int64_t n)
 {
 	double *p = mem((size_t)n * sizeof *p);
