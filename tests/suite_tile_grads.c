@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gradient GEMMs and SwiGLU epilogues of every table of tiles against plain loops in double. */
+#include "codelets/kernels/packed/keep.h"
 #include "tests/tile_check.h"
 
 const char moe_suite_name[] = "tile_grads";
@@ -176,13 +177,8 @@ static int swiglu_forward(struct rows *s)
 		wrong += !close_to(g[i], want, want, (double)s->up[i]);
 		other += moe_f32_to_bf16(g[i]) != moe_f32_to_bf16((float)want) && !isnan(want);
 		for (int b = 0; b < 2; b++) {
-			float kept = moe_bf16_to_f32((b ? s->r.up : s->r.gate)[at]);
-			float from = b ? s->up[i] : s->gate[i];
-
-			if (isnan(from))
-				wrong += !isnan(kept);
-			else if (fabsf(from) >= 0x1p-126f || kept != 0)
-				wrong += (double)kept != as_bf16(from);
+			wrong += (b ? s->r.up : s->r.gate)[at] !=
+				 moe_keep(b ? s->up[i] : s->gate[i]);
 		}
 	}
 	CU_ASSERT_EQUAL(wrong, 0);
@@ -198,12 +194,13 @@ static void swiglu_backward(struct rows *s)
 	for (int i = 0; i < n; i++) {
 		int64_t at = i / LANES * s->r.ld + i % LANES;
 
-		s->r.gate[at] = moe_f32_to_bf16(s->gate[i]);
-		s->r.up[at] = moe_f32_to_bf16(s->up[i]);
+		s->r.gate[at] = moe_keep(s->gate[i]);
+		s->r.up[at] = moe_keep(s->up[i]);
 	}
 	T->swiglu_bwd(&s->r, s->dh, s->ld_dh, dgate, dup, h, dgw);
 	for (int i = 0; i < n; i++) {
-		double x = as_bf16(s->gate[i]), u = as_bf16(s->up[i]);
+		double x = (double)moe_kept(moe_keep(s->gate[i]));
+		double u = (double)moe_kept(moe_keep(s->up[i]));
 		double d = (double)s->dh[i / LANES * s->ld_dh + i % LANES];
 		double w = d * (double)s->r.weight[i / LANES];
 		double sig = 1 / (1 + exp(-x)), rest = 1 / (1 + exp(x));
@@ -258,6 +255,32 @@ static void swiglu_special(void)
 	swiglu_backward(&s);
 }
 
+/* The 16-bit form of gate and up: every code comes back, and what lies between is rounded to nearest. */
+static void test_keep(void)
+{
+	int wrong = 0;
+
+	for (uint32_t code = 0; code < 0x10000; code++) {
+		float v = moe_kept((uint16_t)code);
+
+		if ((code & 0x7fff) < 0x200)
+			wrong += v != 0 || (moe_keep(v) & 0x7fff) != 0;
+		else if ((code & 0x7fff) > MOE_KEEP_INF)
+			wrong += !isnan(v) || !isnan(moe_kept(moe_keep(v)));
+		else
+			wrong += moe_keep(v) != code;
+	}
+	for (int i = 0; i < 100000; i++) {
+		float v = (float)ldexp(uniform(), (int)(uniform() * 28));
+
+		if (fabsf(v) >= 0x1p-30f)
+			wrong += fabs((double)moe_kept(moe_keep(v)) / (double)v - 1) > 0x1p-10;
+	}
+	wrong += moe_kept(moe_keep(0x1.fffp31f)) != INFINITY || moe_kept(moe_keep(-0x1p40f)) != -INFINITY;
+	wrong += moe_kept(moe_keep(0x1p-40f)) != 0 || !isnan(moe_kept(moe_keep(NAN)));
+	CU_ASSERT_EQUAL(wrong, 0);
+}
+
 static void test_swiglu(void)
 {
 	each_tiles(swiglu_cases);
@@ -270,6 +293,7 @@ static void test_swiglu_special(void)
 
 const struct moe_test moe_suite_tests[] = {
 	{ "pair arrays and gradients: all row counts, edges", test_grad },
+	{ "gate and up as they are kept", test_keep },
 	{ "SwiGLU and its backward", test_swiglu },
 	{ "SwiGLU of infinities, NaN, large and tiny values", test_swiglu_special },
 	{ NULL, NULL },

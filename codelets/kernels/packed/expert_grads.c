@@ -43,8 +43,8 @@ static void weight_gradient(const struct moe_tiles *t, const struct moe_expert_r
 			    const struct moe_expert_scratch *s, int64_t H, const void *panel,
 			    float *c, enum moe_out out)
 {
-	for (int64_t i = 0; i < w->I; i += MOE_GRAD_STRIP) {
-		int n = (int)MOE_MIN(MOE_GRAD_STRIP, w->I - i);
+	for (int64_t i = 0; i < w->I; i += MOE_CHUNK) {
+		int n = (int)MOE_MIN(MOE_CHUNK, w->I - i);
 		int64_t ld = moe_round_up(n, 16);
 
 		t->unpack_bwd(w->m, panel, moe_round_up(w->I, MOE_PACK_K), i, ld, s->step, ld);
@@ -65,8 +65,8 @@ static void down_gradient(const struct moe_tiles *t, const struct moe_expert_row
 {
 	int64_t I = moe_round_up(w->I, MOE_PACK_K);
 
-	for (int64_t i = 0; i < w->I; i += MOE_GRAD_STRIP) {
-		int n = (int)MOE_MIN(MOE_GRAD_STRIP, w->I - i);
+	for (int64_t i = 0; i < w->I; i += MOE_CHUNK) {
+		int n = (int)MOE_MIN(MOE_CHUNK, w->I - i);
 		int64_t ld = moe_round_up(n, 16);
 
 		t->unpack_fwd(w->m, w->h, I, i, ld, s->step, ld);

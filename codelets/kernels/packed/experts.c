@@ -37,9 +37,10 @@ struct moe_expert_scratch moe_expert_carve(const struct moe_tiles *t, struct moe
 	s.step = moe_carve(c, M * MOE_CHUNK * sizeof(float));
 	s.thin = moe_carve(c, M * 2 * (size_t)d.r * sizeof(float));
 	s.thin_panel = moe_carve(c, M * 2 * (size_t)d.r * (size_t)t->panel_bytes);
-	for (int i = 0; i < 5; i++)
-		s.pair[i] = moe_carve(c, M * (size_t)(i < 2 ? MOE_GRAD_STRIP : d.r) *
-						 (size_t)t->pair_bytes);
+	s.pair[0] = moe_carve(c, M * MOE_CHUNK * (size_t)t->pair_bytes);
+	s.pair[1] = moe_carve(c, M * MOE_GRAD_STRIP * (size_t)t->pair_bytes);
+	for (int i = 2; i < 5; i++)
+		s.pair[i] = moe_carve(c, M * (size_t)d.r * (size_t)t->pair_bytes);
 	s.bwd = moe_carve(c, t->bwd_scratch(m, n, MOE_CHUNK));
 	return s;
 }

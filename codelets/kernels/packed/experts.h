@@ -22,7 +22,7 @@ struct moe_expert_scratch {
 	float *step;		     /* [m, MOE_CHUNK]: one call of bwd */
 	float *thin;		     /* [m, 2 r'] */
 	void *thin_panel;	     /* [m, 2 r'] panel elements */
-	void *pair[5];		     /* pair arrays: [m, 64], [m, 64], [m, r'] x 3 */
+	void *pair[5]; /* pair arrays: [m, MOE_CHUNK], [m, MOE_GRAD_STRIP], [m, r'] x 3 */
 	void *bwd;
 };
 
