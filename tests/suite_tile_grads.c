@@ -134,8 +134,8 @@ static struct rows random_rows(int m, double scale)
 {
 	struct rows s = { .r = { .m = m, .ld = 32 }, .ld_dh = 48 };
 
-	s.gate = randoms(m * LANES, scale);
-	s.up = randoms(m * LANES, 2.0);
+	s.gate = aligned_copy(randoms(m * LANES, scale), m * LANES);
+	s.up = aligned_copy(randoms(m * LANES, 2.0), m * LANES);
 	s.dh = randoms(m * s.ld_dh, 1.0);
 	s.r.gate = mem((size_t)(m * s.r.ld) * sizeof *s.r.gate);
 	s.r.up = mem((size_t)(m * s.r.ld) * sizeof *s.r.up);
@@ -167,7 +167,7 @@ static double silu(double x)
 static int swiglu_forward(struct rows *s)
 {
 	int m = s->r.m, wrong = 0, other = 0;
-	float *g = copy(s->gate, m * LANES);
+	float *g = aligned_copy(s->gate, m * LANES);
 
 	T->swiglu(&s->r, g, s->up);
 	for (int i = 0; i < m * LANES; i++) {
@@ -188,8 +188,8 @@ static int swiglu_forward(struct rows *s)
 static void swiglu_backward(struct rows *s)
 {
 	int m = s->r.m, n = m * LANES, wrong = 0;
-	float *dgate = randoms(n, 1), *dup = randoms(n, 1), *h = randoms(n, 1);
-	float *dgw = randoms(n, 1), *before = copy(dgw, n);
+	float *dgate = mem((size_t)n * 4), *dup = mem((size_t)n * 4), *h = mem((size_t)n * 4);
+	float *dgw = aligned_copy(randoms(n, 1), n), *before = copy(dgw, n);
 
 	for (int i = 0; i < n; i++) {
 		int64_t at = i / LANES * s->r.ld + i % LANES;

@@ -162,13 +162,20 @@ static void fma_fwd(int m, const struct moe_fwd_seg *seg, int nseg, const uint16
 	{
 		const char *ahead = (const char *)seg->w + FWD_AHEAD;
 		int lines = 4;
+		bool first = true;
 
 		if (t.count > 1) {
 			ahead = (const char *)next + (int64_t)t.index * 16 * seg->k;
 			lines = next && t.index < 2 ? 2 : 0;
 		}
-		for (int s = 0; s < nseg; s++)
-			fwd_segment(&t, seg + s, s == 0, ahead, s ? 0 : lines, acc);
+		for (int s = 0; s < nseg; s++) {
+			if (!seg[s].k)
+				continue;
+			fwd_segment(&t, seg + s, first, ahead, s ? 0 : lines, acc);
+			first = false;
+		}
+		if (first)
+			memset(acc, 0, sizeof acc);
 		for (int i = 0; i < t.rows; i++) {
 			vec v[FWD_VECS], sum[VEC_PANEL];
 
