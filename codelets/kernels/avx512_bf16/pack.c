@@ -27,12 +27,15 @@ void avx512_bf16_pack_fwd_bf16(int m, const uint16_t *src, int64_t ld, const int
 		rows_uint16_t(src, ld, token, row, rows, from);
 		for (int64_t c = 0; c < kp; c += 8) {
 			/* nothing is read beyond column k */
-			__mmask8 live = c + 8 <= k ? 0xff : c < k ? (__mmask8)((1 << (k - c)) - 1) : 0;
+			__mmask8 live = c + 8 <= k ? 0xff
+					: c < k	   ? (__mmask8)((1 << (k - c)) - 1)
+						   : 0;
 
 			for (int i = 0; i < rows; i++, dst += 8) {
-				__m128i v = live == 0xff
-						    ? _mm_loadu_si128((const __m128i *)(from[i] + c))
-						    : _mm_maskz_loadu_epi16(live, from[i] + c);
+				__m128i v =
+					live == 0xff
+						? _mm_loadu_si128((const __m128i *)(from[i] + c))
+						: _mm_maskz_loadu_epi16(live, from[i] + c);
 
 				_mm_storeu_si128((__m128i *)dst, v);
 			}
@@ -60,7 +63,8 @@ void avx512_bf16_pack_fwd(int m, const float *src, int64_t ld, const int32_t *to
 			for (int i = 0; i < rows; i++) {
 				__m256i v = to_bf16(_mm512_maskz_loadu_ps(live, from[i] + c));
 
-				_mm_storeu_si128((__m128i *)(dst + 8 * i), _mm256_castsi256_si128(v));
+				_mm_storeu_si128((__m128i *)(dst + 8 * i),
+						 _mm256_castsi256_si128(v));
 				_mm_storeu_si128((__m128i *)(dst + 8 * (rows + i)),
 						 _mm256_extracti128_si256(v, 1));
 			}

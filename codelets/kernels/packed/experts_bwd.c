@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backward of one expert. dh = grad_out W_down + z A_down with z = grad_out (s B_down), all without the
- * routing weight, so that dot(dh, h) is the routing weight's gradient; dgate and dup carry it. The gradients of the I
- * side (B of gate and up, A of down) are taken 16 columns at a time while these are in cache.
+ * Backward of one expert. dh = grad_out W_down + z A_down with z = grad_out (s B_down), all without
+ * the routing weight, so that dot(dh, h) is the routing weight's gradient; dgate and dup carry it.
+ * The gradients of the I side (B of gate and up, A of down) are taken 16 columns at a time while
+ * these are in cache.
  *
- * Two ways: the products by W itself (bwd, activations in backward panels), or by transposed copies (fwd,
- * activations in forward panels) where the expert has them. The functions of the second end in _t.
+ * Two ways: the products by W itself (bwd, activations in backward panels), or by transposed copies
+ * (fwd, activations in forward panels) where the expert has them. The functions of the second end
+ * in _t.
  */
 #include "codelets/kernels/packed/experts.h"
 
-/* Products of forward panels with the r rows of a packed B^T, depth k from column col: 16 columns each of
- * dst, rows ld apart; zeros up to the padded rank. */
-static void thin_t(const struct moe_tiles *t, int m, const struct moe_widths *d, struct moe_fwd_seg seg,
-		   const void *b, int64_t stride, float *dst, int64_t ld)
+/* Products of forward panels with the r rows of a packed B^T, depth k from column col: 16 columns
+ * each of dst, rows ld apart; zeros up to the padded rank. */
+static void thin_t(const struct moe_tiles *t, int m, const struct moe_widths *d,
+		   struct moe_fwd_seg seg, const void *b, int64_t stride, float *dst, int64_t ld)
 {
 	for (int64_t j = 0; j < d->r; j += MOE_PACK_N) {
 		if (j < d->thin) {
@@ -49,8 +51,10 @@ void moe_packed_expert_scatter(const struct moe_tiles *t, const struct moe_exper
 	}
 	t->pack_bwd(w->m, w->grad_out, w->H, w->token, w->H, d.H, w->panel, d.H, 0);
 	for (int64_t j = 0; e->r && j < d.r; j += t->lora_pad) {
-		struct moe_bwd_seg seg = { w->panel, d.H, 0, (int)n,
-					   moe_at(e->down_b_packed, MOE_PACK_N * j), d.stride_r };
+		struct moe_bwd_seg seg = {
+			w->panel,  d.H, 0, (int)n, moe_at(e->down_b_packed, MOE_PACK_N * j),
+			d.stride_r
+		};
 
 		t->bwd(w->m, &seg, 1, t->lora_pad, w->z + j, d.r, MOE_OUT_STORE, s.bwd);
 	}
@@ -71,8 +75,8 @@ struct down_bwd {
 /* 16 columns of dgate or dup, f32 rows, as what the rest of the backward reads */
 static void pack_columns(const struct down_bwd *b, const float *src, void *panel, int64_t col)
 {
-	(b->transposed ? b->t->pack_fwd : b->t->pack_bwd)(b->w->m, src, MOE_PACK_N, NULL, MOE_PACK_N,
-							  MOE_PACK_N, panel, b->d.I, col);
+	(b->transposed ? b->t->pack_fwd : b->t->pack_bwd)(
+		b->w->m, src, MOE_PACK_N, NULL, MOE_PACK_N, MOE_PACK_N, panel, b->d.I, col);
 }
 
 /* z as operand; u and w z as pair arrays */
@@ -83,8 +87,8 @@ static void prepare_thin(struct down_bwd *b)
 	int64_t r = b->d.r, ra = b->d.ra;
 	const uint16_t *u = w->u;
 
-	(b->transposed ? b->t->pack_fwd : b->t->pack_bwd)(w->m, w->z, r, NULL, r, r, s->thin_panel, r,
-							  0);
+	(b->transposed ? b->t->pack_fwd : b->t->pack_bwd)(w->m, w->z, r, NULL, r, r, s->thin_panel,
+							  r, 0);
 	if (!b->g->down_a)
 		return;
 	b->t->pairs_bf16(w->m, u, ra, NULL, (int)r, s->pair[2]);
@@ -109,10 +113,11 @@ static void thin_gradients(const struct down_bwd *b, int64_t col)
 	t->grad(m, s->pair[0], MOE_PACK_N, n, b->u_gate, b->d.r, r, b->e->scale,
 		b->g->gate_b + col * r, r, out);
 	t->pairs(m, s->f1, MOE_PACK_N, NULL, NULL, MOE_PACK_N, s->pair[0]);
-	t->grad(m, s->pair[0], MOE_PACK_N, n, b->u_up, b->d.r, r, b->e->scale, b->g->up_b + col * r, r,
-		out);
+	t->grad(m, s->pair[0], MOE_PACK_N, n, b->u_up, b->d.r, r, b->e->scale, b->g->up_b + col * r,
+		r, out);
 	t->pairs(m, s->f2, MOE_PACK_N, NULL, NULL, MOE_PACK_N, s->pair[0]);
-	t->grad(m, b->zw, b->d.r, r, s->pair[0], MOE_PACK_N, n, 1, b->g->down_a + col, b->w->I, out);
+	t->grad(m, b->zw, b->d.r, r, s->pair[0], MOE_PACK_N, n, 1, b->g->down_a + col, b->w->I,
+		out);
 }
 
 /* SwiGLU backward of 16 columns from dh */
@@ -147,8 +152,8 @@ static void chunk(const struct down_bwd *b, int64_t begin, int64_t end)
 	for (int64_t col = begin; col < end; col += step) {
 		int width = (int)MOE_MIN(step, end - col);
 		struct moe_bwd_seg seg[2] = {
-			{ w->panel, b->d.H, 0, (int)n,
-			  moe_at(b->e->down.data, MOE_PACK_N * col), b->d.stride_i },
+			{ w->panel, b->d.H, 0, (int)n, moe_at(b->e->down.data, MOE_PACK_N * col),
+			  b->d.stride_i },
 			{ s->thin_panel, b->d.r, 0, (int)b->d.thin, NULL, b->d.stride_i },
 		};
 
@@ -208,13 +213,18 @@ static void thin_backward(const struct down_bwd *b, int c, int64_t begin, int64_
 
 	for (int64_t j = 0; j < r; j += b->t->lora_pad) {
 		int64_t at = begin / MOE_PACK_N * b->d.stride_r + MOE_PACK_N * j;
-		struct moe_bwd_seg seg = { w->dgate, b->d.I, (int)begin, (int)(end - begin),
-					   moe_at(b->e->gate_b_packed, at), b->d.stride_r };
+		struct moe_bwd_seg seg = { w->dgate,
+					   b->d.I,
+					   (int)begin,
+					   (int)(end - begin),
+					   moe_at(b->e->gate_b_packed, at),
+					   b->d.stride_r };
 
 		b->t->bwd(w->m, &seg, 1, b->t->lora_pad, part + j, 2 * r, MOE_OUT_STORE, b->s.bwd);
 		seg.g = w->dup;
 		seg.w = moe_at(b->e->up_b_packed, at);
-		b->t->bwd(w->m, &seg, 1, b->t->lora_pad, part + r + j, 2 * r, MOE_OUT_STORE, b->s.bwd);
+		b->t->bwd(w->m, &seg, 1, b->t->lora_pad, part + r + j, 2 * r, MOE_OUT_STORE,
+			  b->s.bwd);
 	}
 }
 
@@ -257,34 +267,63 @@ void moe_packed_expert_down_bwd(const struct moe_tiles *t, const struct moe_expe
 	t->fence();
 }
 
+/* Columns begin..end of y, 16 at a time: through gate, up, or both. */
+static void columns_t(const struct moe_tiles *t, const struct moe_expert *e,
+		      const struct moe_expert_rows *w, const struct moe_widths *d, const void *thin,
+		      bool gate, bool up, int64_t begin, int64_t end, enum moe_out out)
+{
+	const struct moe_weight *first = gate ? &e->gate_t : &e->up_t;
+
+	for (int64_t n = begin; n < end; n += MOE_PACK_N) {
+		int64_t at = n / MOE_PACK_N;
+		struct moe_fwd_seg seg[4];
+		int count = 0;
+
+		if (gate)
+			seg[count++] =
+				(struct moe_fwd_seg){ w->dgate, d->I, 0, (int)d->I,
+						      moe_at(e->gate_t.data, at * d->stride_i) };
+		if (up)
+			seg[count++] =
+				(struct moe_fwd_seg){ w->dup, d->I, 0, (int)d->I,
+						      moe_at(e->up_t.data, at * d->stride_i) };
+		if (gate && e->r)
+			seg[count++] =
+				(struct moe_fwd_seg){ thin, 2 * d->r, 0, (int)d->r,
+						      moe_at(e->gate_a_t, at * d->stride_r) };
+		if (up && e->r)
+			seg[count++] = (struct moe_fwd_seg){ thin, 2 * d->r, (int)d->r, (int)d->r,
+							     moe_at(e->up_a_t, at * d->stride_r) };
+		t->fwd(w->m, seg, count,
+		       n + MOE_PACK_N < end ? moe_at(first->data, (at + 1) * d->stride_i) : NULL,
+		       w->y + n, d->H, out);
+	}
+}
+
 static void gate_up_bwd_t(const struct moe_tiles *t, const struct moe_expert *e,
 			  struct moe_expert_rows *w, int c0, int c1, void *scratch)
 {
 	struct moe_widths d = moe_widths_of(t, e, w);
 	struct moe_expert_scratch s = moe_expert_scratch_of(t, e, w, scratch);
-	int64_t begin = (int64_t)c0 * MOE_CHUNK;
-	int64_t end = MOE_MIN((int64_t)c1 * MOE_CHUNK, moe_round_up(w->H, MOE_PACK_N));
 
 	if (e->r) {
-		moe_sum_chunks(moe_chunk_count(w->I), w->part_rows, w->m, 2 * d.r, w->w_part, s.thin);
-		t->pack_fwd(w->m, s.thin, 2 * d.r, NULL, 2 * d.r, 2 * d.r, s.thin_panel, 2 * d.r, 0);
+		moe_sum_chunks(moe_chunk_count(w->I), w->part_rows, w->m, 2 * d.r, w->w_part,
+			       s.thin);
+		t->pack_fwd(w->m, s.thin, 2 * d.r, NULL, 2 * d.r, 2 * d.r, s.thin_panel, 2 * d.r,
+			    0);
 	}
-	for (int64_t n = begin; n < end; n += MOE_PACK_N) {
-		int64_t at = n / MOE_PACK_N;
-		const uint16_t *gate = moe_at(e->gate_t.data, at * d.stride_i);
-		struct moe_fwd_seg seg[4] = {
-			{ w->dgate, d.I, 0, (int)d.I, gate },
-			{ w->dup, d.I, 0, (int)d.I, moe_at(e->up_t.data, at * d.stride_i) },
-			{ s.thin_panel, 2 * d.r, 0, (int)d.r, NULL },
-			{ s.thin_panel, 2 * d.r, (int)d.r, (int)d.r, NULL },
-		};
+	for (int c = c0; c < c1; c++) {
+		int64_t begin = (int64_t)c * MOE_CHUNK;
+		int64_t end = MOE_MIN(begin + MOE_CHUNK, moe_round_up(w->H, MOE_PACK_N));
 
-		if (e->r) {
-			seg[2].w = moe_at(e->gate_a_t, at * d.stride_r);
-			seg[3].w = moe_at(e->up_a_t, at * d.stride_r);
+		if (w->m > MOE_RUN_ROWS) {
+			columns_t(t, e, w, &d, s.thin_panel, true, true, begin, end,
+				  MOE_OUT_STREAM);
+			continue;
 		}
-		t->fwd(w->m, seg, e->r ? 4 : 2, n + MOE_PACK_N < end ? gate + d.stride_i : NULL,
-		       w->y + n, d.H, MOE_OUT_STREAM);
+		/* few rows: memory decides, and reads one stream faster than two in turn */
+		columns_t(t, e, w, &d, s.thin_panel, true, false, begin, end, MOE_OUT_STORE);
+		columns_t(t, e, w, &d, s.thin_panel, false, true, begin, end, MOE_OUT_ADD);
 	}
 	t->fence();
 }
@@ -303,13 +342,16 @@ void moe_packed_expert_gate_up_bwd(const struct moe_tiles *t, const struct moe_e
 		return;
 	}
 	if (e->r) {
-		moe_sum_chunks(moe_chunk_count(w->I), w->part_rows, w->m, 2 * d.r, w->w_part, s.thin);
-		t->pack_bwd(w->m, s.thin, 2 * d.r, NULL, 2 * d.r, 2 * d.r, s.thin_panel, 2 * d.r, 0);
+		moe_sum_chunks(moe_chunk_count(w->I), w->part_rows, w->m, 2 * d.r, w->w_part,
+			       s.thin);
+		t->pack_bwd(w->m, s.thin, 2 * d.r, NULL, 2 * d.r, 2 * d.r, s.thin_panel, 2 * d.r,
+			    0);
 	}
 	for (int64_t k = begin; k < end; k += step) {
 		int width = (int)MOE_MIN(step, end - k);
 		struct moe_bwd_seg seg[4] = {
-			{ w->dgate, d.I, 0, (int)n, moe_at(e->gate.data, MOE_PACK_N * k), d.stride_h },
+			{ w->dgate, d.I, 0, (int)n, moe_at(e->gate.data, MOE_PACK_N * k),
+			  d.stride_h },
 			{ w->dup, d.I, 0, (int)n, moe_at(e->up.data, MOE_PACK_N * k), d.stride_h },
 			{ s.thin_panel, 2 * d.r, 0, (int)d.thin, NULL, d.stride_h },
 			{ s.thin_panel, 2 * d.r, (int)d.r, (int)d.thin, NULL, d.stride_h },

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Transposed copies for the backward: W^T of a packed W, and packed A^T and B^T of LoRA masters. In every block
- * layout a square of 8 n x 8 k is 8 runs of 16 bytes, so that both sides are moved in such squares.
+ * Transposed copies for the backward: W^T of a packed W, and packed A^T and B^T of LoRA masters. In
+ * every block layout a square of 8 n x 8 k is 8 runs of 16 bytes, so that both sides are moved in
+ * such squares.
  */
 #include "codelets/kernels/packed/packed.h"
 
@@ -9,8 +10,8 @@
 #include <emmintrin.h>
 #endif
 
-#define SIDE 8 /* rows and columns of a square */
-#define STRIP 256
+#define SIDE 8	 /* rows and columns of a square */
+#define STRIP 64 /* columns of LoRA matrices at a time; a multiple of MOE_PACK_K */
 
 typedef uint16_t vec8 __attribute__((vector_size(16)));
 typedef uint32_t vec4 __attribute__((vector_size(16)));
@@ -39,7 +40,8 @@ static inline void put(uint16_t *to, vec2 v, bool stream)
 }
 
 /* Three rounds of interleaving: elements, pairs, fours. */
-static inline void transpose(const uint16_t *src, int64_t ld, uint16_t *dst, int64_t ld_dst, bool stream)
+static inline void transpose(const uint16_t *src, int64_t ld, uint16_t *dst, int64_t ld_dst,
+			     bool stream)
 {
 	vec8 r[SIDE], a[SIDE];
 	vec4 b[SIDE];
@@ -55,7 +57,8 @@ static inline void transpose(const uint16_t *src, int64_t ld, uint16_t *dst, int
 #pragma GCC unroll 2
 	for (int i = 0; i < SIDE; i += 4)
 #pragma GCC unroll 2
-		for (int j = 0; j < 2; j++) { /* rows i to i + 3: columns 4 j, 4 j + 1, then the other two */
+		for (int j = 0; j < 2;
+		     j++) { /* rows i to i + 3: columns 4 j, 4 j + 1, then the other two */
 			vec4 low = (vec4)a[i + j], high = (vec4)a[i + 2 + j];
 
 			b[i + 2 * j] = __builtin_shuffle(low, high, (vec4){ 0, 4, 1, 5 });
@@ -66,7 +69,8 @@ static inline void transpose(const uint16_t *src, int64_t ld, uint16_t *dst, int
 		vec2 low = (vec2)b[i], high = (vec2)b[i + 4];
 
 		put(dst + 2 * i * ld_dst, __builtin_shuffle(low, high, (vec2){ 0, 2 }), stream);
-		put(dst + (2 * i + 1) * ld_dst, __builtin_shuffle(low, high, (vec2){ 1, 3 }), stream);
+		put(dst + (2 * i + 1) * ld_dst, __builtin_shuffle(low, high, (vec2){ 1, 3 }),
+		    stream);
 	}
 }
 
@@ -91,8 +95,8 @@ static void clear_columns(int64_t block, uint16_t *panel, int64_t from, int64_t 
 }
 
 /*
- * One panel of W after the other: it is read in order, and each square of 16 goes to another panel of W^T, by
- * whole cache lines where blocks have 8 columns.
+ * One panel of W after the other: it is read in order, and each square of 16 goes to another panel
+ * of W^T, by whole cache lines where blocks have 8 columns.
  */
 static inline void transpose_weight(int64_t block, const struct moe_weight *W, uint16_t *to)
 {
@@ -121,35 +125,24 @@ void moe_packed_weight_transpose(const struct moe_tiles *t, const struct moe_wei
 		transpose_weight(32, W, dst);
 }
 
-void moe_packed_lora_pack_t(const struct moe_tiles *t, enum moe_lora_side side, const float *src,
-			    int64_t n, int64_t k, int64_t n0, int64_t n1, float scale,
-			    moe_to_bf16 *to_bf16, void *dst)
+void moe_packed_lora_pack_t(const struct moe_tiles *t, moe_pack_rows *pack, enum moe_lora_side side,
+			    const float *src, int64_t n, int64_t k, int64_t n0, int64_t n1,
+			    float scale, void *dst)
 {
 	int64_t block = block_k(t), end = MOE_MIN(n1, n), cols = moe_round_up(k, MOE_PACK_N);
 	int64_t width = moe_round_up(n, side == MOE_LORA_B ? MOE_PACK_K : t->lora_pad);
+	int64_t stride = moe_packed_stride(width), step = block == SIDE ? SIDE * MOE_PACK_N : SIDE;
 
 	MOE_ASSERT(n0 % MOE_PACK_N == 0);
-	for (int64_t first = n0; first < end; first += MOE_PACK_N) {
-		int rows = (int)MOE_MIN(MOE_PACK_N, n - first);
-
+	for (int64_t first = n0; first < end; first += MOE_PACK_N)
 		for (int64_t k0 = 0; k0 < cols; k0 += STRIP) {
-			uint16_t strip[MOE_PACK_N][STRIP];
-			int64_t inside = MOE_MIN(STRIP, k - k0), padded = MOE_MIN(STRIP, cols - k0);
-			float wide[STRIP];
+			uint16_t strip[MOE_PACK_N * STRIP]; /* packed as they stand */
 
-			for (int i = 0; i < rows; i++) {
-				const float *from = src + (first + i) * k + k0;
-
-				for (int64_t j = 0; j < inside; j++)
-					wide[j] = scale * from[j];
-				to_bf16(1, inside, wide, STRIP, strip[i], padded);
-			}
-			for (int i = rows; i < MOE_PACK_N; i++)
-				memset(strip[i], 0, (size_t)padded * sizeof **strip);
-			for (int64_t j = 0; j < padded; j += MOE_PACK_N)
-				transpose16(strip[0] + j, STRIP, SIDE,
-					    (uint16_t *)dst + (k0 + j) / MOE_PACK_N * moe_packed_stride(width),
-					    block, first, false);
+			pack(block, (int)MOE_MIN(MOE_PACK_N, n - first), MOE_MIN(STRIP, k - k0),
+			     STRIP, src + first * k + k0, k, scale, strip);
+			for (int64_t j = 0; j < MOE_MIN(STRIP, cols - k0); j += MOE_PACK_N)
+				transpose16(strip + square_at(block, 0, j), block, step,
+					    (uint16_t *)dst + (k0 + j) / MOE_PACK_N * stride, block,
+					    first, false);
 		}
-	}
 }
