@@ -240,7 +240,7 @@ static void large_block_copies(const char *mode)
 {
 	struct block_case c = large_case();
 
-	if (!table()->weight_transpose)
+	if (!table()->weight_transpose || !table_takes(1, 2))
 		return;
 	c.T = 90;
 	c.backward = mode;
