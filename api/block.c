@@ -2,6 +2,7 @@
 /* The public MoE block: checks, buffers that grow, and one pass at a time through graphs/moe_graph.
  */
 #include "api/block.h"
+#include "api/machine.h"
 
 #include <math.h>
 
@@ -45,6 +46,23 @@ static enum moe_status check_params(const struct moe_block_params *p)
 	return MOE_OK;
 }
 
+static int group_size(const struct moe_block *b, int tokens)
+{
+	const struct moe_block_params *p = &b->params;
+	struct moe_load load = {
+		.E = p->experts,
+		.k = p->experts_per_token,
+		.H = p->hidden,
+		.P = moe_engine_parts(b->engine),
+		.I = p->intermediate,
+		.T = tokens,
+		.workers = moe_engine_workers(b->engine),
+		.weight_bytes = (double)moe_dtype_size(p->weight_dtype),
+	};
+
+	return p->group_size ? p->group_size : moe_group_size_choose(&load, moe_machine());
+}
+
 static enum moe_status alloc_layer(struct moe_block *b)
 {
 	const struct moe_block_params *p = &b->params;
@@ -55,9 +73,7 @@ static enum moe_status alloc_layer(struct moe_block *b)
 		.H = p->hidden,
 		.I = p->intermediate,
 		.r = p->lora_rank,
-		.group_size = p->group_size ? p->group_size
-					    : moe_group_size_choose(p->experts,
-								    p->experts_per_token, tokens),
+		.group_size = group_size(b, tokens),
 		.scale = p->lora_rank ? p->lora_alpha / (float)p->lora_rank : 0,
 		.share_a = p->lora_share_a,
 		.trainable = p->lora_rank > 0,
@@ -93,7 +109,7 @@ enum moe_status moe_block_create(struct moe_engine *engine, const struct moe_blo
 	*out = NULL;
 	MOE_TRY(moe_engine_check(engine));
 	MOE_TRY(check_params(params));
-	MOE_TRY(moe_kernels_select(moe_engine_isa(engine)));
+	MOE_TRY(moe_machine_use(engine));
 	b = moe_calloc(1, sizeof *b);
 	if (!b)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for a block");

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Opening and closing a model. */
+#include "api/machine.h"
 #include "api/model.h"
 
 #include "codelets/ffn_bwd.h"
@@ -161,7 +162,7 @@ enum moe_status moe_model_open(struct moe_engine *engine, const struct moe_model
 		return moe_fail(MOE_ERR_ARG, "out is NULL");
 	*out = NULL;
 	MOE_TRY(moe_engine_check(engine));
-	MOE_TRY(moe_kernels_select(moe_engine_isa(engine)));
+	MOE_TRY(moe_machine_use(engine));
 	m = moe_calloc(1, sizeof *m);
 	if (!m)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for a model");

@@ -146,7 +146,16 @@ static int choose_group_size(const struct moe_model *m)
 {
 	const struct moe_arch *a = &m->arch;
 	int E = MOE_MAX(1, a->n_experts), P = moe_engine_parts(m->engine);
-	int size = moe_group_size_choose(E, MOE_MAX(1, a->top_k), m->params.max_tokens);
+	struct moe_load load = {
+		.E = E,
+		.k = MOE_MAX(1, a->top_k),
+		.H = (int)a->hidden,
+		.P = P,
+		.I = MOE_MAX(a->moe_intermediate, 1),
+		.T = m->params.max_tokens,
+		.workers = moe_engine_workers(m->engine),
+	};
+	int size = moe_group_size_choose(&load, moe_machine());
 	struct moe_cut cut = { 1, 3, 1 };
 
 	for (; size < E; size++) {

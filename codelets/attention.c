@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/attention.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 static void run(const void *args, struct moe_worker *worker)
@@ -15,9 +16,9 @@ static double cost_us(const void *args)
 {
 	const struct moe_attn_args *a = args;
 
-	return 1 + (a->h1 - a->h0) * moe_attention_us(a->t1 - a->t0,
-						      a->t1 - a->batch.doc_start[a->t0],
-						      a->decoder->dim);
+	return moe_task_us() + (a->h1 - a->h0) * moe_attention_us(a->t1 - a->t0,
+								  a->t1 - a->batch.doc_start[a->t0],
+								  a->decoder->dim);
 }
 
 MOE_CODELET(attention, run, cost_us);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/attn_out.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 static void run(const void *args, struct moe_worker *worker)
@@ -26,9 +27,9 @@ static void run(const void *args, struct moe_worker *worker)
 static double cost_us(const void *args)
 {
 	const struct moe_attn_args *a = args;
-	const struct moe_decoder *d = a->decoder;
+	const struct moe_linear *o = &a->layer->linear[MOE_ATTN_O];
 
-	return 1 + moe_gemm_us(a->t1 - a->t0, d->H, d->heads * d->dim);
+	return moe_task_us() + moe_weight_us(MOE_GEMM_FORWARD, a->t1 - a->t0, &o->weight, o->r);
 }
 
 MOE_CODELET(attn_out, run, cost_us);

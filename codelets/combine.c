@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/combine.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 static void run(const void *args, struct moe_worker *worker)
@@ -23,8 +24,10 @@ static void run(const void *args, struct moe_worker *worker)
 static double cost_us(const void *args)
 {
 	const struct moe_token_args *a = args;
+	double n = (double)(a->t1 - a->t0) * a->layer->H * sizeof(float);
+	int terms = a->layer->P + (a->shared != NULL) + (a->residual != NULL);
 
-	return 1 + 2e-4 * (a->t1 - a->t0) * a->layer->H * a->layer->P;
+	return moe_task_us() + moe_stream_us(terms * n, n);
 }
 
 MOE_CODELET(combine, run, cost_us);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/combine_bwd.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 size_t moe_combine_bwd_scratch(const struct moe_experts *l)
@@ -33,8 +34,12 @@ static void run(const void *args, struct moe_worker *worker)
 static double cost_us(const void *args)
 {
 	const struct moe_token_args *a = args;
+	const struct moe_experts *l = a->layer;
+	double m = a->t1 - a->t0, n = m * l->H * sizeof(float), us = moe_task_us();
 
-	return 1 + 4e-5 * (a->t1 - a->t0) * a->layer->H * (a->layer->E + 10);
+	if (l->router)
+		us += moe_weight_us(MOE_GEMM_BACKWARD, m, &l->router_weight, 0);
+	return us + moe_stream_us((l->P + 3) * n, n); /* the norm reads x and grad */
 }
 
 MOE_CODELET(combine_bwd, run, cost_us);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/combine_part.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 static void run(const void *args, struct moe_worker *worker)
@@ -33,8 +34,9 @@ static void run(const void *args, struct moe_worker *worker)
 static double cost_us(const void *args)
 {
 	const struct moe_token_args *a = args;
+	double rows = a->state->plan.T, width = (double)(a->c1 - a->c0) * MOE_CHUNK * sizeof(float);
 
-	return 1 + 1e-4 * a->state->plan.T * a->layer->k * (a->c1 - a->c0) * MOE_CHUNK;
+	return moe_task_us() + moe_stream_us(rows * a->layer->k * width, rows * width);
 }
 
 MOE_CODELET(combine_part, run, cost_us);

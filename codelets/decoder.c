@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/decoder.h"
+#include "codelets/cost.h"
 
 size_t moe_decoder_scratch(const struct moe_decoder *d)
 {
@@ -21,7 +22,8 @@ size_t moe_decoder_scratch(const struct moe_decoder *d)
 
 double moe_attention_us(int m, int64_t n, int dim)
 {
-	return 2 * moe_gemm_us(m, (double)n, dim);
+	/* keys, then values; both f32 */
+	return 2 * moe_f32_gemm_us(MOE_GEMM_FORWARD, m, (double)n, dim);
 }
 
 void moe_linear_apply(const struct moe_linear *l, int m, const float *x, float *y, void *scratch)

@@ -138,11 +138,6 @@ static inline struct moe_lora moe_linear_lora(const struct moe_linear *l)
 {
 	return (struct moe_lora){ l->lora_a.value, l->lora_b.value, l->r, l->scale };
 }
-/* Microseconds of m x n x k multiply-adds in the reference path. */
-static inline double moe_gemm_us(double m, double n, double k)
-{
-	return 4e-5 * m * n * k;
-}
 /* Bytes of worker scratch that the decoder's own tasks need. */
 size_t moe_decoder_scratch(const struct moe_decoder *d);
 /* Microseconds of attention of m query rows that see n keys each, per head; the backward is 2.5

@@ -17,9 +17,10 @@ static void run(const void *args, struct moe_worker *worker)
 static double cost_us(const void *args)
 {
 	const struct moe_expert_args *a = args;
+	const struct moe_experts *l = a->layer;
 
-	return moe_group_gemm_us(a, (double)MOE_CHUNK * (a->c1 - a->c0),
-				 (double)a->layer->part[a->part].I);
+	return moe_group_gemm_us(a, MOE_GEMM_FORWARD, (double)MOE_CHUNK * (a->c1 - a->c0),
+				 (double)l->part[a->part].I + l->r, moe_group_weight_bytes(a));
 }
 
 MOE_CODELET(down, run, cost_us);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/down_bwd.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 /* The gradients of this run of chunks where the window's first micro-batch has no rows. */
@@ -43,8 +44,16 @@ static void run(const void *args, struct moe_worker *worker)
 static double cost_us(const void *args)
 {
 	const struct moe_expert_args *a = args;
+	const struct moe_experts *l = a->layer;
+	double n = (double)MOE_CHUNK * (a->c1 - a->c0);
+	double us = moe_group_gemm_us(a, MOE_GEMM_BACKWARD, n, l->H + l->r,
+				      moe_group_weight_bytes(a));
 
-	return moe_group_gemm_us(a, 1.3 * MOE_CHUNK * (a->c1 - a->c0), a->layer->H);
+	/* LoRA gradients of the I side: [n, r] of gate, up and down */
+	if (l->r)
+		us += moe_group_gemm_us(a, MOE_GEMM_FORWARD, n, 3.0 * l->r, 2 * sizeof(float)) -
+		      moe_task_us();
+	return a->head ? us + moe_group_rows_us(a, l->r) : us;
 }
 
 MOE_CODELET(down_bwd, run, cost_us);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/embed.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 static void run(const void *args, struct moe_worker *worker)
@@ -19,8 +20,10 @@ static void run(const void *args, struct moe_worker *worker)
 static double cost_us(const void *args)
 {
 	const struct moe_attn_args *a = args;
+	double n = (double)(a->t1 - a->t0) * a->decoder->H;
 
-	return 1 + 1e-3 * (a->t1 - a->t0) * a->decoder->H;
+	return moe_task_us() +
+	       moe_stream_us(n * moe_weight_bytes_each(a->decoder->embed.chunk), n * sizeof(float));
 }
 
 MOE_CODELET(embed, run, cost_us);

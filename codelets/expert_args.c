@@ -3,10 +3,6 @@
 
 #include "engine/engine.h"
 
-/* Order of magnitude of one core's sgemm; only ratios between tasks matter to a policy. */
-#define GEMM_FLOPS_PER_US 50e3
-#define STREAM_BYTES_PER_US 10e3
-
 void moe_group_run(const struct moe_expert_args *a, bool empty, moe_expert_op op,
 		   struct moe_worker *worker)
 {
@@ -30,18 +26,28 @@ int64_t moe_group_rows(const struct moe_expert_args *a)
 	return plan->offset[first[a->group + 1]] - plan->offset[first[a->group]];
 }
 
-double moe_group_gemm_us(const struct moe_expert_args *a, double n, double k)
+double moe_group_weight_bytes(const struct moe_expert_args *a)
 {
-	const struct moe_plan *plan = &a->state->plan;
-	double us = 1;
+	return moe_weight_bytes_each(&a->layer->part[a->part].gate[0]);
+}
 
-	for (int e = a->layer->group_first[a->group]; e < a->layer->group_first[a->group + 1];
-	     e++) {
-		int m = plan->offset[e + 1] - plan->offset[e];
+double moe_group_gemm_us(const struct moe_expert_args *a, enum moe_gemm direction, double n, double k,
+			 double bytes_per_weight)
+{
+	const struct moe_machine *machine = moe_machine();
+	const int32_t *offset = a->state->plan.offset;
+	double us = moe_task_us();
 
-		if (m)
-			us += MOE_MAX(2.0 * m * n * k / GEMM_FLOPS_PER_US,
-				      2 * n * k / STREAM_BYTES_PER_US);
-	}
+	for (int e = a->layer->group_first[a->group]; e < a->layer->group_first[a->group + 1]; e++)
+		us += moe_cost_gemm_us(machine, direction, offset[e + 1] - offset[e], n, k,
+				       bytes_per_weight);
 	return us;
+}
+
+double moe_group_rows_us(const struct moe_expert_args *a, int thin)
+{
+	double n = (double)moe_group_rows(a) * a->layer->H * sizeof(float);
+
+	return moe_stream_us(n, n) + moe_f32_gemm_us(MOE_GEMM_FORWARD, (double)moe_group_rows(a),
+						     thin, a->layer->H);
 }

@@ -3,6 +3,7 @@
 #ifndef MOE_CODELETS_EXPERT_ARGS_H
 #define MOE_CODELETS_EXPERT_ARGS_H
 
+#include "codelets/cost.h"
 #include "codelets/moe.h"
 
 struct moe_codelet;
@@ -27,7 +28,12 @@ void moe_group_run(const struct moe_expert_args *a, bool empty, moe_expert_op op
 		   struct moe_worker *worker);
 /* Rows of the group in this micro-batch. */
 int64_t moe_group_rows(const struct moe_expert_args *a);
-/* Microseconds of a GEMM over the group's rows with n columns and depth k in the reference path. */
-double moe_group_gemm_us(const struct moe_expert_args *a, double n, double k);
+/* Bytes of one packed expert weight in the group's part. */
+double moe_group_weight_bytes(const struct moe_expert_args *a);
+/* Predicted microseconds of a task that does a GEMM of n columns and depth k with each expert's rows. */
+double moe_group_gemm_us(const struct moe_expert_args *a, enum moe_gemm direction, double n, double k,
+			 double bytes_per_weight);
+/* Of copying the group's rows of H and multiplying them with `thin` f32 rows. */
+double moe_group_rows_us(const struct moe_expert_args *a, int thin);
 
 #endif

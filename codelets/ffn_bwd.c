@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/ffn_bwd.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 size_t moe_ffn_scratch(const struct moe_ffn *f)
@@ -57,8 +58,12 @@ static void run(const void *args, struct moe_worker *worker)
 static double cost_us(const void *args)
 {
 	const struct moe_token_args *a = args;
+	const struct moe_ffn *f = a->ffn;
+	double m = a->t1 - a->t0, n = m * f->I * sizeof(float);
 
-	return 1 + 1.2e-4 * (a->t1 - a->t0) * a->ffn->H * a->ffn->I;
+	return moe_task_us() + moe_weight_us(MOE_GEMM_BACKWARD, m, &f->down, 0) +
+	       moe_weight_us(MOE_GEMM_BACKWARD, m, &f->gate, 0) +
+	       moe_weight_us(MOE_GEMM_BACKWARD, m, &f->up, 0) + moe_stream_us(3 * n, 3 * n);
 }
 
 MOE_CODELET(ffn_bwd, run, cost_us);

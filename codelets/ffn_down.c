@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/ffn_down.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 static void run(const void *args, struct moe_worker *worker)
@@ -27,7 +28,7 @@ static double cost_us(const void *args)
 {
 	const struct moe_token_args *a = args;
 
-	return 1 + 4e-5 * (a->t1 - a->t0) * a->ffn->H * a->ffn->I;
+	return moe_task_us() + moe_weight_us(MOE_GEMM_FORWARD, a->t1 - a->t0, &a->ffn->down, 0);
 }
 
 MOE_CODELET(ffn_down, run, cost_us);

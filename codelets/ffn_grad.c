@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/ffn_grad.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 static void run(const void *args, struct moe_worker *worker)
@@ -38,7 +39,7 @@ static double cost_us(const void *args)
 {
 	const struct moe_token_args *a = args;
 
-	return 1 + 1.2e-4 * a->t1 * a->ffn->H * a->ffn->I;
+	return moe_task_us() + 3 * moe_grad_us(a->t1, a->ffn->H, a->ffn->I);
 }
 
 MOE_CODELET(ffn_grad, run, cost_us);

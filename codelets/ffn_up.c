@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/ffn_up.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 #include <math.h>
@@ -30,8 +31,10 @@ static void run(const void *args, struct moe_worker *worker)
 static double cost_us(const void *args)
 {
 	const struct moe_token_args *a = args;
+	double m = a->t1 - a->t0, n = m * a->ffn->I * sizeof(float);
 
-	return 1 + 8e-5 * (a->t1 - a->t0) * a->ffn->H * a->ffn->I;
+	return moe_task_us() + moe_weight_us(MOE_GEMM_FORWARD, m, &a->ffn->gate, 0) +
+	       moe_weight_us(MOE_GEMM_FORWARD, m, &a->ffn->up, 0) + moe_stream_us(2 * n, n);
 }
 
 MOE_CODELET(ffn_up, run, cost_us);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/final_norm.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 static void run(const void *args, struct moe_worker *worker)
@@ -17,8 +18,9 @@ static void run(const void *args, struct moe_worker *worker)
 static double cost_us(const void *args)
 {
 	const struct moe_head_args *a = args;
+	double n = (double)(a->r1 - a->r0) * a->decoder->H * sizeof(float);
 
-	return 1 + 1e-3 * (a->r1 - a->r0) * a->decoder->H;
+	return moe_task_us() + moe_stream_us(n, n);
 }
 
 MOE_CODELET(final_norm, run, cost_us);

@@ -19,8 +19,11 @@ static void run(const void *args, struct moe_worker *worker)
 static double cost_us(const void *args)
 {
 	const struct moe_expert_args *a = args;
+	const struct moe_experts *l = a->layer;
+	double us = moe_group_gemm_us(a, MOE_GEMM_FORWARD, 2.0 * MOE_CHUNK * (a->c1 - a->c0),
+				      l->H + l->r, moe_group_weight_bytes(a));
 
-	return moe_group_gemm_us(a, 2.0 * MOE_CHUNK * (a->c1 - a->c0), a->layer->H);
+	return a->head ? us + moe_group_rows_us(a, l->ra) : us;
 }
 
 MOE_CODELET(gate_up, run, cost_us);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/gather.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 static void one(const struct moe_expert_args *a, int index, const struct moe_expert *e,
@@ -18,7 +19,7 @@ static double cost_us(const void *args)
 {
 	const struct moe_expert_args *a = args;
 
-	return moe_group_gemm_us(a, a->layer->H, 1 + a->layer->ra);
+	return moe_task_us() + moe_group_rows_us(a, a->layer->ra);
 }
 
 MOE_CODELET(gather, run, cost_us);

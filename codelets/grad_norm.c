@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/update.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 static void run(const void *args, struct moe_worker *worker)
@@ -24,7 +25,7 @@ static double cost_us(const void *args)
 
 	for (int i = 0; i < a->n; i++)
 		n += (double)((a->range[i].e1 - a->range[i].e0) * a->range[i].param->piece);
-	return 1 + 5e-4 * n;
+	return moe_task_us() + moe_stream_us(n * sizeof(float), 0);
 }
 
 MOE_CODELET(grad_norm, run, cost_us);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/update.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 #include <math.h>
@@ -27,7 +28,7 @@ static double cost_us(const void *args)
 {
 	const struct moe_grad_total_args *a = args;
 
-	return 1 + 1e-3 * (double)a->n;
+	return moe_task_us() + moe_cycles_us(MOE_CYCLES_STEP * (double)a->n);
 }
 
 MOE_CODELET(grad_total, run, cost_us);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/join.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 static void run(const void *args, struct moe_worker *worker)
@@ -10,7 +11,7 @@ static void run(const void *args, struct moe_worker *worker)
 static double cost_us(const void *args)
 {
 	(void)args;
-	return 1;
+	return moe_task_us();
 }
 
 MOE_CODELET(join, run, cost_us);

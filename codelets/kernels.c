@@ -25,7 +25,7 @@ static enum moe_status unknown(const char *name)
 	return moe_fail(MOE_ERR_CONFIG, "no kernels \"%s\" for this CPU; built:%s", name, text);
 }
 
-enum moe_status moe_kernels_select(const char *name)
+enum moe_status moe_kernels_choose(const char *name, const struct moe_kernels **out)
 {
 	const struct moe_kernels *best = NULL;
 
@@ -41,6 +41,15 @@ enum moe_status moe_kernels_select(const char *name)
 	}
 	if (!best)
 		return unknown(name ? name : "");
+	*out = best;
+	return MOE_OK;
+}
+
+enum moe_status moe_kernels_select(const char *name)
+{
+	const struct moe_kernels *best;
+
+	MOE_TRY(moe_kernels_choose(name, &best));
 	selected = best;
 	return MOE_OK;
 }

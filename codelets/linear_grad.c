@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/linear_grad.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 /* The projection's gradient at its output, [T, n]. */
@@ -51,8 +52,11 @@ static double cost_us(const void *args)
 {
 	const struct moe_attn_args *a = args;
 	const struct moe_linear *l = &a->layer->linear[a->linear];
+	double m = a->batch.T, n = (double)l->weight.n, k = (double)l->weight.k;
 
-	return 1 + 2 * moe_gemm_us(a->batch.T, l->r, (double)(l->weight.n + l->weight.k));
+	/* both thin projections, then both gradients; A and B stay in the cache */
+	return moe_task_us() + 2 * moe_f32_gemm_us(MOE_GEMM_FORWARD, m, l->r, n + k) +
+	       moe_stream_us(m * (n + k) * sizeof(float), 0);
 }
 
 MOE_CODELET(linear_grad, run, cost_us);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/logits.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 static void run(const void *args, struct moe_worker *worker)
@@ -27,9 +28,10 @@ static void run(const void *args, struct moe_worker *worker)
 static double cost_us(const void *args)
 {
 	const struct moe_head_args *a = args;
+	const struct moe_weight *w = &a->decoder->head.chunk[a->chunk];
+	double m = a->r1 - a->r0, n = m * (double)w->n * sizeof(float);
 
-	return 1 + moe_gemm_us(a->r1 - a->r0, (double)a->decoder->head.chunk[a->chunk].n,
-			       a->decoder->H);
+	return moe_task_us() + moe_weight_us(MOE_GEMM_FORWARD, m, w, 0) + moe_stream_us(n, n);
 }
 
 MOE_CODELET(logits, run, cost_us);

@@ -61,8 +61,10 @@ static void run(const void *args, struct moe_worker *worker)
 static double cost_us(const void *args)
 {
 	const struct moe_expert_args *a = args;
+	const struct moe_experts *l = a->layer;
 
-	return moe_group_gemm_us(a, 3.0 * a->layer->r, a->layer->H);
+	return moe_group_gemm_us(a, MOE_GEMM_FORWARD, (double)(l->ra + l->r), l->H,
+				 2 * sizeof(float));
 }
 
 MOE_CODELET(lora_grad, run, cost_us);

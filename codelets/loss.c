@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/loss.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 #include <math.h>
@@ -31,7 +32,8 @@ static double cost_us(const void *args)
 {
 	const struct moe_head_args *a = args;
 
-	return 1 + 0.05 * (a->r1 - a->r0) * a->decoder->head.n_chunks;
+	return moe_task_us() + moe_cycles_us((MOE_CYCLES_EXP + MOE_CYCLES_SCATTERED) * (a->r1 - a->r0) *
+					     a->decoder->head.n_chunks);
 }
 
 MOE_CODELET(loss, run, cost_us);
@@ -74,7 +76,7 @@ static double cost_total_us(const void *args)
 {
 	const struct moe_loss_args *a = args;
 
-	return 1 + 2e-3 * a->batch.n_rows;
+	return moe_task_us() + moe_cycles_us(MOE_CYCLES_STEP * a->batch.n_rows);
 }
 
 MOE_CODELET(loss_total, run_total, cost_total_us);

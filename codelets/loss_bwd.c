@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/loss_bwd.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 static void run(const void *args, struct moe_worker *worker)
@@ -28,8 +29,10 @@ static double cost_us(const void *args)
 {
 	const struct moe_head_args *a = args;
 	const struct moe_decoder *d = a->decoder;
+	double row = (double)d->H * sizeof(float), rows = a->r1 - a->r0;
 
-	return 1 + 3e-4 * d->H * ((a->r1 - a->r0) * (double)d->head.n_chunks + (a->t1 - a->t0));
+	return moe_task_us() +
+	       moe_stream_us(rows * (d->head.n_chunks + 1) * row, (a->t1 - a->t0 + rows) * row);
 }
 
 MOE_CODELET(loss_bwd, run, cost_us);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/plan.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 static double aux_loss(const struct moe_experts *l, const struct moe_plan *plan, double *sum)
@@ -47,7 +48,8 @@ static double cost_us(const void *args)
 {
 	const struct moe_token_args *a = args;
 
-	return 1 + 1e-2 * a->t1 * a->layer->k;
+	/* counted, placed, scattered */
+	return moe_task_us() + moe_cycles_us(MOE_CYCLES_SCATTERED * a->t1 * a->layer->k);
 }
 
 MOE_CODELET(plan, run, cost_us);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/qkv.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 /* y[m] = norm of each head of pre (or of the whole row), then rope */
@@ -40,9 +41,12 @@ static void run(const void *args, struct moe_worker *worker)
 static double cost_us(const void *args)
 {
 	const struct moe_attn_args *a = args;
-	const struct moe_decoder *d = a->decoder;
+	double us = moe_task_us();
 
-	return 1 + moe_gemm_us(a->t1 - a->t0, (d->heads + 2 * d->kv_heads) * d->dim, d->H);
+	for (int i = MOE_ATTN_Q; i <= MOE_ATTN_V; i++)
+		us += moe_weight_us(MOE_GEMM_FORWARD, a->t1 - a->t0, &a->layer->linear[i].weight,
+				    a->layer->linear[i].r);
+	return us;
 }
 
 MOE_CODELET(qkv, run, cost_us);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/route.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 size_t moe_route_scratch(const struct moe_experts *l)
@@ -36,8 +37,11 @@ static void run(const void *args, struct moe_worker *worker)
 static double cost_us(const void *args)
 {
 	const struct moe_token_args *a = args;
+	const struct moe_experts *l = a->layer;
+	double m = a->t1 - a->t0;
 
-	return 1 + (a->t1 - a->t0) * (double)a->layer->E * (1e-2 + 4e-5 * a->layer->H);
+	return moe_task_us() + moe_weight_us(MOE_GEMM_FORWARD, m, &l->router_weight, 0) +
+	       moe_cycles_us(MOE_CYCLES_EXP * m * l->E);
 }
 
 MOE_CODELET(route, run, cost_us);

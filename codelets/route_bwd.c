@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/route_bwd.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 static float weight_grad(const struct moe_experts *l, const struct moe_experts_state *s, int row)
@@ -40,7 +41,7 @@ static double cost_us(const void *args)
 {
 	const struct moe_token_args *a = args;
 
-	return 1 + (a->t1 - a->t0) * 2e-2 * a->layer->E;
+	return moe_task_us() + moe_cycles_us(2 * MOE_CYCLES_EXP * (a->t1 - a->t0) * a->layer->E);
 }
 
 MOE_CODELET(route_bwd, run, cost_us);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/router_grad.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 static void run(const void *args, struct moe_worker *worker)
@@ -18,7 +19,7 @@ static double cost_us(const void *args)
 {
 	const struct moe_token_args *a = args;
 
-	return 1 + 4e-5 * a->state->plan.T * a->layer->E * a->layer->H;
+	return moe_task_us() + moe_grad_us(a->state->plan.T, a->layer->E, a->layer->H);
 }
 
 MOE_CODELET(router_grad, run, cost_us);

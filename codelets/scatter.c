@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/scatter.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 static void one(const struct moe_expert_args *a, int index, const struct moe_expert *e,
@@ -18,7 +19,7 @@ static double cost_us(const void *args)
 {
 	const struct moe_expert_args *a = args;
 
-	return moe_group_gemm_us(a, a->layer->H, 1 + a->layer->r);
+	return moe_task_us() + moe_group_rows_us(a, a->layer->r);
 }
 
 MOE_CODELET(scatter, run, cost_us);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/copy.h"
+#include "codelets/cost.h"
 #include "engine/codelet.h"
 
 static void run(const void *args, struct moe_worker *worker)
@@ -13,8 +14,9 @@ static void run(const void *args, struct moe_worker *worker)
 static double cost_us(const void *args)
 {
 	const struct moe_copy_args *a = args;
+	double n = (double)(a->t1 - a->t0) * a->n, each = (double)moe_dtype_size(a->array.dtype);
 
-	return 1 + 1e-3 * (a->t1 - a->t0) * a->n;
+	return moe_task_us() + moe_stream_us(n * sizeof(float), n * each);
 }
 
 MOE_CODELET(store, run, cost_us);

@@ -27,7 +27,8 @@ static double cost_us(const void *args)
 {
 	const struct moe_expert_args *a = args;
 
-	return moe_group_gemm_us(a, 3.0 * (double)a->layer->part[a->part].I, a->layer->H);
+	return moe_group_gemm_us(a, MOE_GEMM_FORWARD, 3.0 * (double)a->layer->part[a->part].I,
+				 a->layer->H, 2 * sizeof(float));
 }
 
 MOE_CODELET(weight_grad, run, cost_us);

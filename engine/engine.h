@@ -106,6 +106,14 @@ const char *moe_engine_isa(const struct moe_engine *e);	      /* as asked for, o
 bool moe_engine_part_has_worker(const struct moe_engine *e, int part, int worker);
 int moe_engine_part_node(const struct moe_engine *e, int part);
 
+/* What hwloc and this StarPU say about the machine; nothing is started. */
+struct moe_host {
+	int cores, sockets, nodes;
+	bool fake;
+	int starpu_version[3], starpu_max_workers, starpu_max_nodes;
+};
+enum moe_status moe_host_describe(struct moe_host *out);
+
 /* ---- memory with a home ---- */
 
 /*

@@ -41,3 +41,23 @@ int moe_topology_node_of_pu(const struct moe_topology *t, int pu)
 			return (int)node->logical_index;
 	return 0;
 }
+
+enum moe_status moe_host_describe(struct moe_host *out)
+{
+	struct moe_topology t = { .hwloc = NULL };
+	int *v = out->starpu_version, packages;
+
+	MOE_TRY(moe_topology_load(&t));
+	packages = hwloc_get_nbobjs_by_type(t.hwloc, HWLOC_OBJ_PACKAGE);
+	*out = (struct moe_host){
+		.cores = t.cpus,
+		.sockets = packages > 0 ? packages : 1,
+		.nodes = t.nodes,
+		.fake = t.fake,
+		.starpu_max_workers = MOE_STARPU_MAX_CPUS,
+		.starpu_max_nodes = STARPU_MAXNUMANODES,
+	};
+	starpu_get_version(&v[0], &v[1], &v[2]);
+	moe_topology_unload(&t);
+	return MOE_OK;
+}

@@ -10,14 +10,8 @@
 #ifndef MOE_GRAPHS_MOE_GRAPH_H
 #define MOE_GRAPHS_MOE_GRAPH_H
 
+#include "graphs/cut.h"
 #include "graphs/stream.h"
-
-/* How the work of one layer is cut; changes no bit of any result. */
-struct moe_cut {
-	int slices_i,
-		slices_h;   /* tasks per group over I (gate_up, down_bwd) and over H (down, ...) */
-	int combine_blocks; /* tasks per part over H */
-};
 
 struct moe_layer_tensors {
 	int P, G, slices_i;
@@ -90,11 +84,5 @@ enum moe_status moe_graph_moe_update(const struct moe_context *c, const struct m
 				     struct moe_layer_tensors *lt,
 				     const struct moe_optimizer_step *o);
 #define MOE_SQUARES_PER_EXPERT(P) (3 * (P) + 2)
-
-/* The cut for T tokens on W workers. slices 0: from the expected rows per expert. */
-struct moe_cut moe_cut_choose(const struct moe_experts *l, int T, int W, int slices_i,
-			      int slices_h);
-/* Experts per group for an expected T: design 3 (at least about 0.5 ms of work each). */
-int moe_group_size_choose(int E, int k, int T);
 
 #endif

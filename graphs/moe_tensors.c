@@ -1,40 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors of MoE layers and slots, and how work is cut. */
+/* Tensors of MoE layers and slots. */
 #include "graphs/moe_graph.h"
-
-struct moe_cut moe_cut_choose(const struct moe_experts *l, int T, int W, int slices_i, int slices_h)
-{
-	int64_t rows = (int64_t)T * l->k;
-	int chunks_i = 1, chunks_h = MOE_MAX(1, moe_chunks(l->H));
-	/* slicing pays only where groups with work are few (measured: notes/layer.md 2.2) */
-	int groups = (int)MOE_MIN((int64_t)l->G, MOE_MAX(rows, 1)) * l->P;
-	int want = groups >= 8 * W ? 1 : (8 * W + groups - 1) / MOE_MAX(groups, 1);
-	double combine_us = (double)rows * l->H * 4e-4;
-
-	for (int p = 0; p < l->P; p++)
-		chunks_i = MOE_MAX(chunks_i, moe_chunks(l->part[p].I));
-	/* never slices below about 0.5 ms of reference-path work */
-	while (want > 1 && (double)rows / MOE_MAX(l->G, 1) * l->H * l->I / l->P * 8e-5 / want < 500)
-		want--;
-	/* lora_grad and update name all slices of a group, next to a few other tensors */
-	chunks_i = MOE_MIN(chunks_i, MOE_MAX(1, (MOE_MAX_TASK_HANDLES - 8) / l->P));
-	return (struct moe_cut){
-		.slices_i = MOE_MIN(slices_i ? slices_i : want, chunks_i),
-		.slices_h = MOE_MIN(slices_h ? slices_h : want, chunks_h),
-		.combine_blocks = (int)MOE_MIN(MOE_MAX(combine_us / 500, 1.0), (double)chunks_h),
-	};
-}
-
-int moe_group_size_choose(int E, int k, int T)
-{
-	double rows = (double)T * k / E;
-
-	if (rows >= 32)
-		return 1;
-	if (rows <= 8)
-		return MOE_MIN(4, E);
-	return MOE_MIN(2, E);
-}
 
 int64_t moe_layer_tensors_count(int P, int G, int slices_i, bool base_grads)
 {

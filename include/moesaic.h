@@ -492,6 +492,84 @@ struct moe_estimate {
 MOE_API enum moe_status moe_estimate(const struct moe_estimate_params *params,
 				     struct moe_estimate *out);
 
+/* ---------------------------------------------------------------- machine */
+
+/*
+ * What the library found out about this machine, and the rates that its cost models use. They are
+ * guesses until moe_machine_calibrate has written a file; it is read when a block or a model is
+ * opened. The file is the one that MOESAIC_MACHINE names ("": none), else
+ * $XDG_CACHE_HOME/moesaic/machine.json (~/.cache). A file of another CPU is not used.
+ */
+#define MOE_MACHINE_TEXT 128
+#define MOE_MACHINE_NAME 32
+#define MOE_MACHINE_POINTS 9 /* rows 1, 2, 4, ... 256 */
+#define MOE_MACHINE_ISAS 16
+
+/* A kernel table. Rates in GFLOP/s of one core with weights in cache. */
+struct moe_machine_isa {
+	const char *name;
+	int supported; /* by this CPU and operating system */
+	int chosen;    /* what MOESAIC_ISA names, or the best supported one */
+	int measured;  /* the rates are: else guessed */
+	double peak_gflops; /* of its multiply-add loop; 0: unknown */
+	double forward_gflops[MOE_MACHINE_POINTS], backward_gflops[MOE_MACHINE_POINTS];
+	double pack_gbps; /* bytes of source that are packed */
+};
+
+enum moe_machine_file {
+	MOE_MACHINE_FILE_NONE = 0, /* never calibrated */
+	MOE_MACHINE_FILE_USED,
+	MOE_MACHINE_FILE_OTHER, /* of another CPU */
+	MOE_MACHINE_FILE_BAD,	/* cannot be read or is damaged */
+};
+
+struct moe_machine_info {
+	size_t struct_size;
+	char cpu[MOE_MACHINE_TEXT];
+	int cpus, cores, sockets, nodes; /* online CPUs; hwloc's cores, packages, NUMA nodes */
+	int fake_topology;
+	int starpu_version[3], starpu_max_workers, starpu_max_nodes;
+	int workers; /* that an engine starts by default */
+	char isa_error[256]; /* why no table can be chosen, or "" */
+	/* the file */
+	char file[4096]; /* "": there is no place for one */
+	int file_named;	 /* by MOESAIC_MACHINE: BAD is then an error of opening */
+	enum moe_machine_file file_state;
+	char file_error[512];	     /* of OTHER and BAD */
+	char date[MOE_MACHINE_NAME]; /* of calibration, or "" */
+	double load;		     /* of the machine meanwhile */
+	/* rates; GB/s from DRAM by one core and by all together, us of overhead per task */
+	double clock_ghz, read_gbps, read_all_gbps, copy_gbps;
+	double task_us, task_all_us; /* one worker; each of all */
+	double submit_us;
+	int n_isas;
+	struct moe_machine_isa isa[MOE_MACHINE_ISAS];
+};
+/* Fails only where out is wrong or the topology cannot be read. Starts nothing. */
+MOE_API enum moe_status moe_machine_describe(struct moe_machine_info *out);
+
+struct moe_calibrate_params {
+	size_t struct_size;
+	const char *file; /* to write; NULL: where it is looked for */
+	int no_file;	  /* only measure */
+	int quick;	  /* a tenth of the time, less exact */
+	/* done and total are milliseconds of the plan; in the calling thread */
+	void (*progress)(const char *what, int64_t done, int64_t total, void *user);
+	void *user;
+};
+/*
+ * Measures this machine, about 20 s, and writes the file. Starts engines of its own: MOE_ERR_STATE
+ * while one is open. The calling thread is pinned meanwhile. out may be NULL; else what the file
+ * says now, as moe_machine_describe.
+ */
+MOE_API enum moe_status moe_machine_calibrate(const struct moe_calibrate_params *params,
+					      struct moe_machine_info *out);
+/*
+ * The honest roof: GB/s read from DRAM by n pinned threads (0: one per CPU) over at least 256 MB in
+ * 2 MiB pages, the best of five read loops, each the upper quartile of its repeats.
+ */
+MOE_API enum moe_status moe_machine_read_roof(int threads, double *gbps);
+
 #ifdef __cplusplus
 }
 #endif

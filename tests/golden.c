@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/golden.h"
 
+#include "codelets/kernels/kernels.h"
 #include "engine/base.h"
 #include "model/json.h"
 #include "model/readers/safetensors.h"
@@ -10,9 +11,25 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define TOL_OUT 2e-6
-#define TOL_GRAD 1e-5
 #define MAX_KEYS 256
+
+/* Relative L2 errors allowed: f32, and tables that round operands or kept activations to bf16. */
+struct tolerance {
+	double routing; /* what comes of the router, always in f32 */
+	double out, grad_x, grad_weights, grad, loss;
+	double first_step, step; /* of the parameters */
+};
+static const struct tolerance exact = { 2e-6, 2e-6, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5 };
+/*
+ * AdamW's first step is the sign of a gradient: of an error of .004 one element in 700 flips, which alone
+ * makes .08; the fifth step has the bound of design.md 5.
+ */
+static const struct tolerance rounded = { 2e-6, 4e-3, 5e-3, 3e-3, 5e-3, 1e-3, 1.5e-1, 5e-2 };
+
+static const struct tolerance *tolerance(void)
+{
+	return moe_kernels()->tiles ? &rounded : &exact;
+}
 
 /* One fixture being run. */
 struct run {
@@ -407,10 +424,10 @@ static void check_lora_free(struct run *g)
 {
 	double *out = forward(g, false);
 
-	compare(g, "out_nolora", out, g->T * g->H, TOL_OUT);
+	compare(g, "out_nolora", out, g->T * g->H, tolerance()->out);
 	/* what HF itself gives in f32 and bf16: shows what is fair, with its own rounding allowed
 	 * for */
-	compare(g, "out_nolora_hf_f32", out, g->T * g->H, 2e-6);
+	compare(g, "out_nolora_hf_f32", out, g->T * g->H, tolerance()->out);
 	compare(g, "out_nolora_hf_bf16", out, g->T * g->H, 2e-2);
 	free(out);
 }
@@ -449,13 +466,13 @@ static void check_routing(struct run *g)
 	for (int64_t s = 0; s < T * k; s++)
 		if (ids[s] >= 0)
 			dense[s / k * E + ids[s]] += w[s];
-	compare(g, "dense_weights", dense, T * E, TOL_OUT);
+	compare(g, "dense_weights", dense, T * E, tolerance()->routing);
 	/* the file's slots are in any order: `dense_weights` compares them */
 	find(g, "topk_ids");
 	find(g, "topk_weights");
 	if (!g->experts_only) {
 		logits = get(g, MOE_BLOCK_ROUTER_LOGITS, false, 2, (int64_t[]){ T, E });
-		compare(g, "router_logits", logits, T * E, TOL_OUT);
+		compare(g, "router_logits", logits, T * E, tolerance()->routing);
 		free(logits);
 	}
 	free(ids), free(dense), free(w);
@@ -477,7 +494,8 @@ static void check_weight_grads(struct run *g, double *got)
 			if (ids[s / k * k + j] == (int32_t)ref_ids[s])
 				matched[s] = got[s / k * k + j];
 	}
-	compare(g, "grad_topk_weights", ref_ids ? matched : got, T * k, TOL_GRAD);
+	compare(g, "grad_topk_weights", ref_ids ? matched : got, T * k,
+		tolerance()->grad_weights);
 	free(ref_ids), free(matched), free(ids);
 }
 
@@ -503,8 +521,11 @@ static void check_base_grads(struct run *g)
 
 		if (!t)
 			continue;
+		/* one token: softmax leaves the small difference of k nearly equal terms */
+		bool cancels = g->T == 1 && list[i].which == MOE_BLOCK_ROUTER;
+
 		d = get(g, list[i].which, true, t->ndim, t->shape);
-		compare(g, list[i].key, d, count_of(t), TOL_GRAD);
+		compare(g, list[i].key, d, count_of(t), (cancels ? 4 : 1) * tolerance()->grad);
 		free(d);
 	}
 }
@@ -523,10 +544,10 @@ static void check_peft_grads(struct run *g)
 	peft_b(b, d[3], E, r, I, 0, true);
 	peft_b(b, d[4], E, r, I, I, true);
 	peft_b(db, d[5], E, r, H, 0, true);
-	compare(g, "peft.gate_up_proj.grad_lora_A", d[0], E * r * H, TOL_GRAD);
-	compare(g, "peft.down_proj.grad_lora_A", d[2], E * r * I, TOL_GRAD);
-	compare(g, "peft.gate_up_proj.grad_lora_B", b, 2 * I * r * E, TOL_GRAD);
-	compare(g, "peft.down_proj.grad_lora_B", db, H * r * E, TOL_GRAD);
+	compare(g, "peft.gate_up_proj.grad_lora_A", d[0], E * r * H, tolerance()->grad);
+	compare(g, "peft.down_proj.grad_lora_A", d[2], E * r * I, tolerance()->grad);
+	compare(g, "peft.gate_up_proj.grad_lora_B", b, 2 * I * r * E, tolerance()->grad);
+	compare(g, "peft.down_proj.grad_lora_B", db, H * r * E, tolerance()->grad);
 	/* the same adapter in another layout: an input that is not needed */
 	find(g, "per_expert.gate_up_proj.a"), find(g, "per_expert.gate_up_proj.b");
 	find(g, "per_expert.down_proj.a"), find(g, "per_expert.down_proj.b");
@@ -548,7 +569,7 @@ static void check_lora_grads(struct run *g)
 			continue;
 		lora_shape(g, i, s);
 		d = get(g, (enum moe_block_array)(MOE_BLOCK_GATE_LORA_A + i), true, 3, s);
-		compare(g, name, d, moe_shape_count(3, s), TOL_GRAD);
+		compare(g, name, d, moe_shape_count(3, s), tolerance()->grad);
 		free(d);
 	}
 }
@@ -574,23 +595,27 @@ static void find_largest_grad(struct run *g)
 static void check_forward_backward(struct run *g)
 {
 	int64_t n = g->T * g->H;
-	double *out = forward(g, true), *gx = calloc((size_t)n + 1, sizeof *gx), dot = 0;
+	double *out = forward(g, true), *gx = calloc((size_t)n + 1, sizeof *gx), dot = 0, terms = 0;
 	double *gw = calloc((size_t)(g->T * g->k) + 1, sizeof *gw);
 	struct moe_array go, gxa = matrix(gx, MOE_F64, g->T, g->H),
 			     gwa = matrix(gw, MOE_F64, g->T, g->k);
 	int64_t m;
 	double *god;
 
-	compare(g, "out", out, n, TOL_OUT);
-	compare(g, "out_f64", out, n, TOL_OUT);
+	compare(g, "out", out, n, tolerance()->out);
+	compare(g, "out_f64", out, n, tolerance()->out);
 	check_routing(g);
 	if (load(g, "grad_out", &go)) {
 		call(g, moe_block_backward(g->block, &go, &gxa, &gwa));
 		god = doubles(g, "grad_out", &m);
-		for (int64_t i = 0; i < n; i++)
+		for (int64_t i = 0; i < n; i++) {
 			dot += god[i] * out[i];
-		compare(g, "loss_dot", &dot, 1, 1e-5);
-		compare(g, "grad_x", gx, n, TOL_GRAD);
+			terms += god[i] * god[i] * out[i] * out[i];
+		}
+		/* the sum may cancel: errors are in proportion to its terms */
+		compare(g, "loss_dot", &dot, 1,
+			3 * tolerance()->out * MOE_MAX(1, sqrt(terms) / fabs(dot)));
+		compare(g, "grad_x", gx, n, tolerance()->grad_x);
 		if (g->peft)
 			check_peft_grads(g);
 		else {
@@ -634,12 +659,38 @@ static void check_aux(struct run *g, struct moe_engine *e)
 	call(g, moe_block_backward(g->block, &a, &b, NULL));
 	b = array(&aux, MOE_F64, 1, (int64_t[]){ 1 });
 	call(g, moe_block_get(g->block, MOE_BLOCK_AUX_LOSS, &b));
-	compare(g, "aux_loss", &aux, 1, TOL_OUT);
+	compare(g, "aux_loss", &aux, 1, tolerance()->routing);
 	d = get(g, MOE_BLOCK_GRAD_ROUTER_LOGITS, false, 2, (int64_t[]){ g->T, g->E });
-	compare(g, "grad_aux_router_logits", d, g->T * g->E, TOL_GRAD);
+	compare(g, "grad_aux_router_logits", d, g->T * g->E, exact.grad);
 	free(d), free(zero), free(gx), free(out);
 	moe_block_destroy(g->block);
 	g->block = NULL;
+}
+
+/*
+ * Parameters after a step. With rounded gradients the error is measured against how far the parameters have come, since
+ * AdamW's first steps are of one size whatever the gradient's.
+ */
+static void compare_step(struct run *g, const char *name, const char *start, double *got, int64_t n,
+			 double tol)
+{
+	int64_t m = 0, m0 = 0;
+	double *ref = doubles(g, name, &m), *p0 = doubles(g, start, &m0);
+
+	if (!ref) {
+		free(p0);
+		return;
+	}
+	if (tolerance() == &rounded && p0 && m == n && m0 == n)
+		for (int64_t i = 0; i < n; i++) {
+			got[i] -= p0[i];
+			ref[i] -= p0[i];
+		}
+	if (m != n)
+		fail(g, "%s has %lld elements, %lld computed", name, (long long)m, (long long)n);
+	else
+		compare_values(g, name, got, ref, n, tol);
+	free(ref), free(p0);
 }
 
 static void check_params(struct run *g, int step)
@@ -653,7 +704,8 @@ static void check_params(struct run *g, int step)
 		snprintf(name, sizeof name, "step%d.%s", step, lora_names[i]);
 		lora_shape(g, i, s);
 		d = get(g, (enum moe_block_array)(MOE_BLOCK_GATE_LORA_A + i), false, 3, s);
-		compare(g, name, d, moe_shape_count(3, s), TOL_GRAD);
+		compare_step(g, name, lora_names[i], d, moe_shape_count(3, s),
+			     step == 1 ? tolerance()->first_step : tolerance()->step);
 		free(d);
 	}
 }
@@ -689,7 +741,8 @@ static void check_training(struct run *g)
 		}
 		free(out);
 	}
-	compare(g, "train_losses", losses, 6, TOL_GRAD);
+	/* AdamW's first step is the gradient's sign: with one token no mean hides a flipped one */
+	compare(g, "train_losses", losses, 6, (g->T == 1 ? 2 : 1) * tolerance()->loss);
 	free(target), free(gx);
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gradient GEMMs and SwiGLU epilogues of every table of tiles against plain loops in double. */
+#include "codelets/kernels/packed/keep.h"
 #include "tests/tile_check.h"
 
 const char moe_suite_name[] = "tile_grads";
@@ -133,8 +134,8 @@ static struct rows random_rows(int m, double scale)
 {
 	struct rows s = { .r = { .m = m, .ld = 32 }, .ld_dh = 48 };
 
-	s.gate = randoms(m * LANES, scale);
-	s.up = randoms(m * LANES, 2.0);
+	s.gate = aligned_copy(randoms(m * LANES, scale), m * LANES);
+	s.up = aligned_copy(randoms(m * LANES, 2.0), m * LANES);
 	s.dh = randoms(m * s.ld_dh, 1.0);
 	s.r.gate = mem((size_t)(m * s.r.ld) * sizeof *s.r.gate);
 	s.r.up = mem((size_t)(m * s.r.ld) * sizeof *s.r.up);
@@ -166,7 +167,7 @@ static double silu(double x)
 static int swiglu_forward(struct rows *s)
 {
 	int m = s->r.m, wrong = 0, other = 0;
-	float *g = copy(s->gate, m * LANES);
+	float *g = aligned_copy(s->gate, m * LANES);
 
 	T->swiglu(&s->r, g, s->up);
 	for (int i = 0; i < m * LANES; i++) {
@@ -176,13 +177,8 @@ static int swiglu_forward(struct rows *s)
 		wrong += !close_to(g[i], want, want, (double)s->up[i]);
 		other += moe_f32_to_bf16(g[i]) != moe_f32_to_bf16((float)want) && !isnan(want);
 		for (int b = 0; b < 2; b++) {
-			float kept = moe_bf16_to_f32((b ? s->r.up : s->r.gate)[at]);
-			float from = b ? s->up[i] : s->gate[i];
-
-			if (isnan(from))
-				wrong += !isnan(kept);
-			else if (fabsf(from) >= 0x1p-126f || kept != 0)
-				wrong += (double)kept != as_bf16(from);
+			wrong += (b ? s->r.up : s->r.gate)[at] !=
+				 moe_keep(b ? s->up[i] : s->gate[i]);
 		}
 	}
 	CU_ASSERT_EQUAL(wrong, 0);
@@ -192,18 +188,19 @@ static int swiglu_forward(struct rows *s)
 static void swiglu_backward(struct rows *s)
 {
 	int m = s->r.m, n = m * LANES, wrong = 0;
-	float *dgate = randoms(n, 1), *dup = randoms(n, 1), *h = randoms(n, 1);
-	float *dgw = randoms(n, 1), *before = copy(dgw, n);
+	float *dgate = mem((size_t)n * 4), *dup = mem((size_t)n * 4), *h = mem((size_t)n * 4);
+	float *dgw = aligned_copy(randoms(n, 1), n), *before = copy(dgw, n);
 
 	for (int i = 0; i < n; i++) {
 		int64_t at = i / LANES * s->r.ld + i % LANES;
 
-		s->r.gate[at] = moe_f32_to_bf16(s->gate[i]);
-		s->r.up[at] = moe_f32_to_bf16(s->up[i]);
+		s->r.gate[at] = moe_keep(s->gate[i]);
+		s->r.up[at] = moe_keep(s->up[i]);
 	}
 	T->swiglu_bwd(&s->r, s->dh, s->ld_dh, dgate, dup, h, dgw);
 	for (int i = 0; i < n; i++) {
-		double x = as_bf16(s->gate[i]), u = as_bf16(s->up[i]);
+		double x = (double)moe_kept(moe_keep(s->gate[i]));
+		double u = (double)moe_kept(moe_keep(s->up[i]));
 		double d = (double)s->dh[i / LANES * s->ld_dh + i % LANES];
 		double w = d * (double)s->r.weight[i / LANES];
 		double sig = 1 / (1 + exp(-x)), rest = 1 / (1 + exp(x));
@@ -258,6 +255,32 @@ static void swiglu_special(void)
 	swiglu_backward(&s);
 }
 
+/* The 16-bit form of gate and up: every code comes back, and what lies between is rounded to nearest. */
+static void test_keep(void)
+{
+	int wrong = 0;
+
+	for (uint32_t code = 0; code < 0x10000; code++) {
+		float v = moe_kept((uint16_t)code);
+
+		if ((code & 0x7fff) < 0x200)
+			wrong += v != 0 || (moe_keep(v) & 0x7fff) != 0;
+		else if ((code & 0x7fff) > MOE_KEEP_INF)
+			wrong += !isnan(v) || !isnan(moe_kept(moe_keep(v)));
+		else
+			wrong += moe_keep(v) != code;
+	}
+	for (int i = 0; i < 100000; i++) {
+		float v = (float)ldexp(uniform(), (int)(uniform() * 28));
+
+		if (fabsf(v) >= 0x1p-30f)
+			wrong += fabs((double)moe_kept(moe_keep(v)) / (double)v - 1) > 0x1p-10;
+	}
+	wrong += moe_kept(moe_keep(0x1.fffp31f)) != INFINITY || moe_kept(moe_keep(-0x1p40f)) != -INFINITY;
+	wrong += moe_kept(moe_keep(0x1p-40f)) != 0 || !isnan(moe_kept(moe_keep(NAN)));
+	CU_ASSERT_EQUAL(wrong, 0);
+}
+
 static void test_swiglu(void)
 {
 	each_tiles(swiglu_cases);
@@ -270,6 +293,7 @@ static void test_swiglu_special(void)
 
 const struct moe_test moe_suite_tests[] = {
 	{ "pair arrays and gradients: all row counts, edges", test_grad },
+	{ "gate and up as they are kept", test_keep },
 	{ "SwiGLU and its backward", test_swiglu },
 	{ "SwiGLU of infinities, NaN, large and tiny values", test_swiglu_special },
 	{ NULL, NULL },

@@ -8,25 +8,20 @@
 
 static const struct moe_tiles *T; /* tiles under test */
 
+static double gemm_tolerance = F32_TOLERANCE; /* operands of references are rounded as the tiles do */
+static void (*tile_cases)(void);
+
+static inline void run_tile_cases(void)
+{
+	T = K->tiles;
+	if (T)
+		tile_cases();
+}
+
 static inline void each_tiles(void (*run)(void))
 {
-	int tables = 0;
-
-	for (const struct moe_kernels *const *t = moe_kernels_list; *t; t++) {
-		if (!(*t)->tiles || !(*t)->supported())
-			continue;
-		if ((*t)->enable && !(*t)->enable())
-			continue;
-		K = *t;
-		T = K->tiles;
-		gemm_tolerance = 2e-6; /* operands of references are rounded as the tiles do */
-		random_state = moe_test_seed() * 0x9e3779b97f4a7c15u + 1;
-		tables++;
-		run();
-		release();
-	}
-	if (!tables)
-		moe_test_skip("no kernel table with tiles is supported on this machine");
+	tile_cases = run;
+	check_tables(run_tile_cases);
 }
 
 /* Columns of fwd come in multiples of this. */

@@ -272,5 +272,7 @@ static inline int64_t moe_rank_width(int64_t r)
 }
 /* name NULL: MOESAIC_ISA or the best. MOE_ERR_CONFIG names the known and supported ones. */
 enum moe_status moe_kernels_select(const char *name);
+/* The same without using it. */
+enum moe_status moe_kernels_choose(const char *name, const struct moe_kernels **out);
 
 #endif

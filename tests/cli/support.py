@@ -21,7 +21,7 @@ QUICK_TEMPLATE = os.path.join(ROOT, "tests", "fixtures", "demo", "quick.jinja")
 def environment():
     python = VENV_PYTHON if os.path.exists(VENV_PYTHON) else sys.executable
     more = {"MOESAIC_PYTHON": python, "PYTHONPATH": os.path.join(ROOT, "python"), "PYTHONDONTWRITEBYTECODE": "1"}
-    return {**os.environ, **more}
+    return {"MOESAIC_MACHINE": "", **os.environ, **more}
 
 
 def save_tensors(path, arrays, metadata):

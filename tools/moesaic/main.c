@@ -13,13 +13,12 @@
 static const struct command merge = { .name = "merge", .summary = "adapter into weights" };
 static const struct command convert = { .name = "convert", .summary = "formats" };
 static const struct command inspect = { .name = "inspect", .summary = "what is in a file" };
-static const struct command doctor = { .name = "doctor", .summary = "checks this machine" };
 static const struct command bench = { .name = "bench", .summary = "times this machine" };
 
 const struct command *const cli_commands[] = {
 	&command_train,	   &command_data, &command_eval, &command_generate,
 	&command_estimate, &merge,	  &convert,	 &inspect,
-	&doctor,	   &bench,	  NULL,
+	&command_doctor,   &bench,	  NULL,
 };
 
 /* Run as git runs its subcommands. */

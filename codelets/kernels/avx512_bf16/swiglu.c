@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SwiGLU on 16 columns of m rows: h = x sigmoid(x) up, in f32. */
 #include "codelets/kernels/avx512_bf16/bf16.h"
+#include "codelets/kernels/packed/keep.h"
 
 /*
  * sigmoid(x) = s 2^n and 1 - sigmoid(x) = rest, from e^-|x| so that neither overflows nor cancels.
@@ -58,14 +59,45 @@ INLINE __m512 scaled(__m512 a, const struct sigmoid *s, __m512 b)
 	return _mm512_scalef_ps(_mm512_mul_ps(v, b), s->high);
 }
 
+/* moe_keep of 16 values */
+INLINE __m256i keep(__m512 v)
+{
+	const __m512i inf = _mm512_set1_epi32(MOE_KEEP_INF);
+	__m512i bits = _mm512_castps_si512(v);
+	__m512i abs = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
+	__m512i even = _mm512_and_si512(_mm512_srli_epi32(abs, 14), _mm512_set1_epi32(1));
+	__m512i code = _mm512_add_epi32(_mm512_add_epi32(abs, _mm512_set1_epi32(0x1fff)), even);
+	__mmask16 nan = _mm512_cmpgt_epi32_mask(abs, _mm512_set1_epi32(0x7f800000)), normal;
+
+	code = _mm512_sub_epi32(_mm512_srli_epi32(code, 14), _mm512_set1_epi32(MOE_KEEP_BIAS));
+	normal = _mm512_cmpge_epi32_mask(code, _mm512_set1_epi32(0x200));
+	code = _mm512_maskz_min_epi32(normal, code, inf);
+	code = _mm512_mask_or_epi32(code, nan, inf, _mm512_set1_epi32(0x100));
+	code = _mm512_or_si512(code, _mm512_slli_epi32(_mm512_srli_epi32(bits, 31), 15));
+	return _mm512_cvtepi32_epi16(code);
+}
+
+INLINE __m512 kept(const uint16_t *p)
+{
+	__m512i v = _mm512_cvtepu16_epi32(_mm256_load_si256((const __m256i *)p));
+	__m512i code = _mm512_and_si512(v, _mm512_set1_epi32(0x7fff));
+	__m512i sign = _mm512_slli_epi32(_mm512_and_si512(v, _mm512_set1_epi32(0x8000)), 16);
+	__m512i bits = _mm512_add_epi32(_mm512_slli_epi32(code, 14), _mm512_set1_epi32(96 << 23));
+	__mmask16 normal = _mm512_cmpge_epi32_mask(code, _mm512_set1_epi32(0x200));
+	__mmask16 special = _mm512_cmpge_epi32_mask(code, _mm512_set1_epi32(MOE_KEEP_INF));
+
+	bits = _mm512_mask_or_epi32(bits, special, bits, _mm512_set1_epi32(0x7f800000));
+	return _mm512_castsi512_ps(_mm512_mask_or_epi32(sign, normal, bits, sign));
+}
+
 void avx512_bf16_swiglu_tile(const struct moe_swiglu_rows *r, float *g, const float *u)
 {
 	for (int i = 0; i < r->m; i++, g += 16, u += 16) {
 		__m512 gate = _mm512_load_ps(g), up = _mm512_load_ps(u);
 		struct sigmoid s = sigmoid(gate);
 
-		_mm256_store_si256((__m256i *)(r->gate + i * r->ld), to_bf16(gate));
-		_mm256_store_si256((__m256i *)(r->up + i * r->ld), to_bf16(up));
+		_mm256_store_si256((__m256i *)(r->gate + i * r->ld), keep(gate));
+		_mm256_store_si256((__m256i *)(r->up + i * r->ld), keep(up));
 		_mm512_store_ps(g, scaled(gate, &s, up));
 	}
 }
@@ -77,7 +109,7 @@ void avx512_bf16_swiglu_tile_bwd(const struct moe_swiglu_rows *r, const float *d
 	const __m512 one = _mm512_set1_ps(1.0f);
 
 	for (int i = 0; i < r->m; i++) {
-		__m512 gate = load_bf16(r->gate + i * r->ld), up = load_bf16(r->up + i * r->ld);
+		__m512 gate = kept(r->gate + i * r->ld), up = kept(r->up + i * r->ld);
 		__m512 d = _mm512_loadu_ps(dh + i * ld_dh);
 		__m512 dw = _mm512_mul_ps(d, _mm512_set1_ps(r->weight[i]));
 		struct sigmoid s = sigmoid(gate);

@@ -191,7 +191,7 @@ static void tile_grad(const struct tile *t, const float *dots, float *p, float *
 }
 
 void OWN(attention_bwd_q)(const struct moe_attention *a, int q0, int q1, int h0, int h1,
-			 void *scratch)
+			  void *scratch)
 {
 	float *p = scratch, *ds = p + BLOCK * BLOCK, dots[BLOCK];
 	struct tile t;
@@ -235,7 +235,7 @@ static void backward_keys(const struct moe_attention *a, int k0, int n, int h0, 
 }
 
 void OWN(attention_bwd_kv)(const struct moe_attention *a, int k0, int k1, int g0, int g1,
-			  void *scratch)
+			   void *scratch)
 {
 	int group = a->heads / a->kv_heads;
 

@@ -1,22 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/kernels/elementwise/elementwise.h"
 
-#define BLOCK 512 /* columns that stay in L1 while all rows are added */
-
-static void add_row(int64_t n, float w, const float *restrict row, float *restrict out)
-{
-	for (int64_t i = 0; i < n; i++)
-		out[i] += w * row[i];
-}
+#define LANES 16
 
 void OWN(sum_rows)(int64_t n, int count, const float *const *row, const float *w, float *out)
 {
-	for (int64_t at = 0; at < n; at += BLOCK) {
-		int64_t width = MOE_MIN(BLOCK, n - at);
+	int64_t at = 0;
 
-		memset(out + at, 0, (size_t)width * sizeof *out);
+	for (; at + LANES <= n; at += LANES) {
+		float sum[LANES] = { 0 };
+
+		for (int j = 0; j < count; j++) {
+			const float *from = row[j] + at;
+			float weight = w ? w[j] : 1.0f;
+
+			for (int l = 0; l < LANES; l++)
+				sum[l] += weight * from[l];
+		}
+		memcpy(out + at, sum, sizeof sum);
+	}
+	for (; at < n; at++) {
+		float sum = 0;
+
 		for (int j = 0; j < count; j++)
-			add_row(width, w ? w[j] : 1.0f, row[j] + at, out + at);
+			sum += (w ? w[j] : 1.0f) * row[j][at];
+		out[at] = sum;
 	}
 }
 
@@ -39,5 +47,44 @@ void OWN(to_bf16)(int m, int64_t n, const float *x, int64_t ldx, uint16_t *dst, 
 			dst[j] = half_of(bits);
 		}
 		memset(dst + n, 0, (size_t)(ld16 - n) * sizeof *dst);
+	}
+}
+
+#define RUN 64 /* columns of a row taken at a time: rows are often a power of two apart, in one cache set */
+
+/* `width` columns (a multiple of 8) of one row of a panel */
+static void pack_run(int64_t block, int width, const float *restrict src, float scale,
+		     uint16_t *restrict dst)
+{
+	for (int k = 0; k < width; k += 8) {
+		uint16_t *restrict to = dst + k / block * 16 * block + k % block;
+
+		for (int j = 0; j < 8; j++) {
+			float v = scale * src[k + j];
+			uint32_t bits;
+
+			memcpy(&bits, &v, sizeof bits);
+			to[j] = half_of(bits);
+		}
+	}
+}
+
+void OWN(pack_rows)(int64_t block, int rows, int64_t k, int64_t kp, const float *src, int64_t ld,
+		    float scale, uint16_t *dst)
+{
+	for (int64_t k0 = 0; k0 < kp; k0 += RUN) {
+		int width = (int)MOE_MIN(RUN, kp - k0);
+
+		for (int n = 0; n < 16; n++) {
+			float tail[RUN] = { 0 };
+			const float *from = src + n * ld + k0;
+
+			if (n >= rows || k0 + width > k) {
+				if (n < rows && k0 < k)
+					memcpy(tail, from, (size_t)(k - k0) * sizeof *tail);
+				from = tail;
+			}
+			pack_run(block, width, from, scale, dst + k0 * 16 + n * block);
+		}
 	}
 }

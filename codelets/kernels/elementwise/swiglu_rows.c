@@ -2,6 +2,7 @@
 /* The SwiGLU epilogues of struct moe_tiles (contracts in packed/tiles.h). */
 #include "codelets/kernels/elementwise/elementwise.h"
 #include "codelets/kernels/elementwise/vecmath.h"
+#include "codelets/kernels/packed/keep.h"
 #include "codelets/kernels/packed/tiles.h"
 
 #define LANES 16
@@ -12,8 +13,8 @@ void OWN(swiglu_rows)(const struct moe_swiglu_rows *r, float *g, const float *u)
 		uint16_t *restrict gate = r->gate + i * r->ld, *restrict up = r->up + i * r->ld;
 
 		for (int j = 0; j < LANES; j++) {
-			gate[j] = moe_f32_to_bf16(g[j]);
-			up[j] = moe_f32_to_bf16(u[j]);
+			gate[j] = moe_keep(g[j]);
+			up[j] = moe_keep(u[j]);
 		}
 		for (int j = 0; j < LANES; j++)
 			g[j] = g[j] / (1.0f + ref_exp(-g[j])) * u[j];
@@ -30,7 +31,7 @@ void OWN(swiglu_rows_bwd)(const struct moe_swiglu_rows *r, const float *dh, int6
 		float dg[LANES], du[LANES], hidden[LANES], weighted[LANES];
 
 		for (int j = 0; j < LANES; j++) {
-			float x = moe_bf16_to_f32(gate[j]), u = moe_bf16_to_f32(up[j]);
+			float x = moe_kept(gate[j]), u = moe_kept(up[j]);
 			float e = ref_exp(-fabsf(x)), large = 1.0f / (1.0f + e), small = e * large;
 			float s = x < 0.0f ? small : large, rest = x < 0.0f ? large : small;
 			float wd = d[j] * r->weight[i];

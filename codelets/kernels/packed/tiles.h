@@ -17,10 +17,11 @@
  * others (`col`). A forward panel is read by fwd, a backward panel by bwd; they may differ.
  *
  * All sums are f32 in an order that depends on (m, k, n) only: never on which columns a call takes.
- * Nothing here allocates; functions return void. Panels, packed weights, pair arrays and scratch are
- * 64-byte aligned at their base; rows that come from or go to the caller (src, dst, y, dh, c) only as their
- * type needs, and ld is arbitrary: MOE_OUT_STREAM streams where it can and stores elsewhere.
- * Non-temporal stores are ordered by fence(), called by the drivers at the end of an op.
+ * Nothing here allocates; functions return void. Panels, packed weights, pair arrays and scratch
+ * are 64-byte aligned at their base; rows that come from or go to the caller (src, dst, y, dh, c)
+ * only as their type needs, and ld is arbitrary: MOE_OUT_STREAM streams where it can and stores
+ * elsewhere. Non-temporal stores are ordered by fence(), called by the drivers at the end of an op.
+ * A segment may be empty (k or n 0: a part without columns of I): it adds nothing, and y is written.
  */
 #ifndef MOE_CODELETS_KERNELS_PACKED_TILES_H
 #define MOE_CODELETS_KERNELS_PACKED_TILES_H
@@ -57,7 +58,7 @@ struct moe_bwd_seg {
 
 struct moe_swiglu_rows {
 	int m;
-	int64_t ld;	     /* elements between rows of gate and up, kept in bf16 */
+	int64_t ld;	     /* elements between rows of gate and up, kept as packed/keep.h says */
 	uint16_t *gate, *up; /* 16 columns of each row; 32-byte aligned */
 	const float *weight; /* [m] routing weight (backward) */
 };
@@ -127,7 +128,8 @@ struct moe_tiles {
 		     float scale, float *c, int64_t ldc, enum moe_out out);
 
 	/* ---- SwiGLU on 16 columns of m rows; f32 arrays [m, 16] ---- */
-	/* keeps gate and up (bf16) and leaves h = silu(gate) up, computed from f32, in g */
+	/* keeps gate and up (packed/keep.h) and leaves h = silu(gate) up, computed from f32, in g
+	 */
 	void (*swiglu)(const struct moe_swiglu_rows *r, float *g, const float *u);
 	/*
 	 * From gate and up as kept and dh (rows ld_dh apart, without the routing weight): dgate and

@@ -136,36 +136,20 @@ void moe_packed_weight_unpack(const struct moe_tiles *t, const struct moe_weight
 	}
 }
 
-size_t moe_packed_lora_bytes(const struct moe_tiles *t, enum moe_lora_side side, int64_t n, int64_t k)
+size_t moe_packed_lora_bytes(const struct moe_tiles *t, enum moe_lora_side side, int64_t n,
+			     int64_t k)
 {
 	return moe_packed_bytes(n, lora_width(t, side, k));
 }
 
-void moe_packed_lora_pack(const struct moe_tiles *t, enum moe_lora_side side, const float *src, int64_t n, int64_t k,
-			  int64_t n0, int64_t n1, float scale, moe_to_bf16 *to_bf16, void *dst)
+void moe_packed_lora_pack(const struct moe_tiles *t, moe_pack_rows *pack, enum moe_lora_side side,
+			  const float *src, int64_t n, int64_t k, int64_t n0, int64_t n1,
+			  float scale, void *dst)
 {
 	int64_t kp = lora_width(t, side, k), end = MOE_MIN(n1, n);
 
 	MOE_ASSERT(n0 % MOE_PACK_N == 0);
-	for (int64_t first = n0; first < end; first += MOE_PACK_N) {
-		int rows = (int)MOE_MIN(MOE_PACK_N, n - first);
-		uint16_t *panel = (uint16_t *)dst + first / MOE_PACK_N * moe_packed_stride(kp);
-
-		for (int64_t k0 = 0; k0 < kp; k0 += STRIP) {
-			float wide[MOE_PACK_N][STRIP];
-			uint16_t strip[MOE_PACK_N][STRIP];
-			const uint16_t *row[MOE_PACK_N] = { 0 };
-			int64_t width = MOE_MIN(STRIP, kp - k0), inside = MOE_MIN(width, k - k0);
-
-			for (int i = 0; i < rows; i++) {
-				const float *from = src + (first + i) * k + k0;
-
-				for (int64_t j = 0; j < inside; j++)
-					wide[i][j] = scale * from[j];
-				row[i] = strip[i];
-			}
-			to_bf16(rows, inside, wide[0], STRIP, strip[0], STRIP);
-			pack_panel(block_k(t), row, width, panel + MOE_PACK_N * k0);
-		}
-	}
+	for (int64_t first = n0; first < end; first += MOE_PACK_N)
+		pack(block_k(t), (int)MOE_MIN(MOE_PACK_N, n - first), k, kp, src + first * k, k,
+		     scale, (uint16_t *)dst + first / MOE_PACK_N * moe_packed_stride(kp));
 }

@@ -1,0 +1,1 @@
+set(ISA_FLAGS -mavx2 -mfma)

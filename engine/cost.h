@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Predicted microseconds of one worker while m->workers of them are busy. Pure: the same numbers go
+ * to StarPU's performance models (codelets' cost_us) and to the decisions made before submission.
+ */
+#ifndef MOE_ENGINE_COST_H
+#define MOE_ENGINE_COST_H
+
+#include "engine/machine.h"
+
+/* GFLOP/s with that many rows, between the measured points geometrically. */
+double moe_cost_rate(const struct moe_machine *m, enum moe_gemm direction, double rows);
+/* GB/s that one worker reads. */
+double moe_cost_read_gbps(const struct moe_machine *m);
+/* rows x n x k multiply-adds on a weight that comes from memory: the slower of the two. */
+double moe_cost_gemm_us(const struct moe_machine *m, enum moe_gemm direction, double rows, double n,
+			double k, double bytes_per_weight);
+/* Work that does nothing but move bytes. */
+double moe_cost_stream_us(const struct moe_machine *m, double read, double written);
+/* Packing that many bytes of source. */
+double moe_cost_pack_us(const struct moe_machine *m, double bytes);
+/* Scalar code. */
+double moe_cost_cycles_us(const struct moe_machine *m, double cycles);
+/* What a task takes beside its work. */
+double moe_cost_task_us(const struct moe_machine *m);
+
+#endif

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/machine.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+/* ---- which machine ---- */
+
+/* The text behind "key : " of the first line that starts with key. */
+static bool cpuinfo(const char *key, char *buf, size_t size)
+{
+	FILE *f = fopen("/proc/cpuinfo", "re");
+	char line[256];
+	bool found = false;
+
+	while (f && !found && fgets(line, sizeof line, f)) {
+		size_t n = strlen(key);
+		char *colon = strchr(line, ':');
+
+		if (strncmp(line, key, n) || !colon || strspn(line + n, " \t") < 1 ||
+		    line[n + strspn(line + n, " \t")] != ':')
+			continue;
+		colon += 1 + strspn(colon + 1, " \t");
+		colon[strcspn(colon, "\n")] = 0;
+		snprintf(buf, size, "%s", colon);
+		found = true;
+	}
+	if (f)
+		fclose(f);
+	return found;
+}
+
+char *moe_machine_cpu(char *buf, size_t size)
+{
+	char name[96], family[16], model[16];
+	struct utsname u;
+
+	if (!cpuinfo("model name", name, sizeof name)) /* not an x86 */
+		snprintf(name, sizeof name, "%s", uname(&u) ? "unknown" : u.machine);
+	/* hypervisors shorten the name; these two they leave alone */
+	if (cpuinfo("cpu family", family, sizeof family) && cpuinfo("model", model, sizeof model))
+		snprintf(buf, size, "%s (family %s, model %s)", name, family, model);
+	else
+		snprintf(buf, size, "%s", name);
+	return buf;
+}
+
+int moe_machine_cpus(void)
+{
+	long n = sysconf(_SC_NPROCESSORS_ONLN);
+
+	return n > 0 ? (int)n : 1;
+}
+
+double moe_machine_clock_guess(void)
+{
+	FILE *f = fopen("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq", "re");
+	double khz = 0, ghz = 0;
+	char mhz[32];
+
+	if (f) {
+		if (fscanf(f, "%lf", &khz) == 1)
+			ghz = khz * 1e-6;
+		fclose(f);
+	}
+	if (!(ghz > 0.2) && cpuinfo("cpu MHz", mhz, sizeof mhz))
+		ghz = strtod(mhz, NULL) * 1e-3;
+	return ghz > 0.2 && ghz < 20 ? ghz : 2.5;
+}
+
+/* ---- guesses ---- */
+
+/*
+ * Share of the peak by rows. Packed kernels: notes/kernels.md 2, own kernels warm, the least of
+ * four shapes. sgemm: the same, OpenBLAS with bf16 expanded in each call, against 32 flop per
+ * cycle.
+ */
+static const double packed_share[MOE_GEMM_DIRECTIONS][MOE_RATE_POINTS] = {
+	{ .30, .60, .90, .96, .97, .97, .97, .96, .96 },
+	{ .30, .60, .78, .92, .92, .93, .90, .93, .93 },
+};
+static const double sgemm_share[MOE_RATE_POINTS] = { .03, .06, .11, .19, .33, .48, .62, .74, .82 };
+/* A tile has 16 rows, used or not; loads bound it at half its peak. */
+static const double tile_share[MOE_RATE_POINTS] = { .03, .06, .12, .25, .5, .5, .5, .5, .5 };
+
+/* Flops per cycle of one core; vendors' optimisation manuals, the narrower where models differ. */
+static const struct {
+	const char *isa;
+	double flops_per_cycle;
+	const double *share[MOE_GEMM_DIRECTIONS];
+} tables[] = {
+	{ "ref", 32, { sgemm_share, sgemm_share } },	  /* two 8-wide FMA */
+	{ "c", 8, { packed_share[0], packed_share[1] } }, /* one 4-wide mul and add */
+	{ "avx2", 32, { packed_share[0], packed_share[1] } },
+	{ "avx512f", 32, { packed_share[0], packed_share[1] } }, /* Zen 4; 64 with two units */
+	{ "avx512_bf16", 64, { packed_share[0], packed_share[1] } },
+	{ "amx", 1024, { tile_share, tile_share } },
+};
+
+void moe_rates_defaults(const char *isa, double clock_ghz, struct moe_rates *out)
+{
+	size_t at = 1; /* an unknown table is taken for portable C */
+
+	for (size_t i = 0; i < MOE_COUNT(tables); i++)
+		if (!strcmp(tables[i].isa, isa))
+			at = i;
+	memset(out, 0, sizeof *out);
+	snprintf(out->isa, sizeof out->isa, "%s", isa);
+	for (int d = 0; d < MOE_GEMM_DIRECTIONS; d++)
+		for (int i = 0; i < MOE_RATE_POINTS; i++)
+			out->gemm_gflops[d][i] =
+				tables[at].flops_per_cycle * clock_ghz * tables[at].share[d][i];
+	out->pack_gbps = 10; /* just below memcpy: notes/kernels.md 2 */
+}
+
+void moe_machine_defaults(const char *isa, double clock_ghz, int cpus, struct moe_machine *out)
+{
+	memset(out, 0, sizeof *out);
+	moe_machine_cpu(out->cpu, sizeof out->cpu);
+	out->cpus = out->workers = MOE_MAX(cpus, 1);
+	out->clock_ghz = clock_ghz;
+	/* notes/kernels.md 1: 29-32 alone; 47-57 for two, 460 for 96 cores of a server */
+	out->read_gbps = 25;
+	out->read_all_gbps = cpus > 1 ? MOE_MAX(1.6 * out->read_gbps, 4.8 * cpus) : out->read_gbps;
+	out->copy_gbps = 12.5;
+	/* notes/layer.md 2.1, in a graph whose tasks stream megabytes; design.md 3 */
+	out->task_us = 6;
+	out->task_all_us = cpus > 1 ? 11 : 6;
+	out->submit_us = 6;
+	moe_rates_defaults(isa, clock_ghz, &out->rates);
+}
+
+/* ---- the process's ---- */
+
+/* Readers hold plain pointers: what was selected once stays. Few differ, so equal ones are shared.
+ */
+struct kept {
+	struct moe_machine machine;
+	struct kept *next;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct kept *all;
+static const struct moe_machine *_Atomic selected;
+static struct moe_machine guessed;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void guess(void)
+{
+	moe_machine_defaults("ref", moe_machine_clock_guess(), moe_machine_cpus(), &guessed);
+}
+
+const struct moe_machine *moe_machine(void)
+{
+	const struct moe_machine *m = selected;
+
+	if (m)
+		return m;
+	pthread_once(&once, guess);
+	return &guessed;
+}
+
+enum moe_status moe_machine_set(const struct moe_machine *m)
+{
+	struct kept *k;
+
+	pthread_mutex_lock(&lock);
+	for (k = all; k && memcmp(&k->machine, m, sizeof *m); k = k->next)
+		;
+	if (!k) {
+		k = moe_alloc(1, sizeof *k);
+		if (k) {
+			memcpy(&k->machine, m, sizeof *m);
+			k->next = all;
+			all = k;
+		}
+	}
+	if (k)
+		selected = &k->machine;
+	pthread_mutex_unlock(&lock);
+	return k ? MOE_OK : moe_fail(MOE_ERR_NOMEM, "no memory for the machine's rates");
+}

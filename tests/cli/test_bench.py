@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bench_layer on its smallest shape: keys and signs, not speed."""
+
+import json
+import os
+import subprocess
+import unittest
+
+BENCH = os.environ["MOESAIC_BENCH_LAYER"]
+TIMES = "forward_ms backward_ms step_ms update_ms bare_forward_ms bare_backward_ms bare_ms".split()
+CPU_TIMES = "forward_cpu_ms backward_cpu_ms bare_cpu_ms submit_cpu_ms".split()
+RATIOS = "step_over_bare step_over_bare_cpu".split()
+SMALL = "--shape small --tokens 8 --workers 2".split()
+
+
+def run(*arguments, lines=None):
+    return subprocess.run([BENCH, *SMALL, *arguments], capture_output=True, text=True, timeout=120, input=lines)
+
+
+class Layer(unittest.TestCase):
+    def lines(self, *arguments, lines=None):
+        result = run(*arguments, lines=lines)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return [json.loads(line) for line in result.stdout.splitlines()]
+
+    def assert_positive(self, values, keys):
+        for key in keys:
+            self.assertGreater(values[key], 0, key)
+
+    def test_json(self):
+        (got,) = self.lines("--repeat", "2", "--json")
+        self.assert_positive(got, TIMES + CPU_TIMES + RATIOS)
+        self.assertLess(got["idle_share"], 1)
+        for key in TIMES + CPU_TIMES + RATIOS + ["idle_share"]:
+            low, high = got["interval_10_90"][key]
+            self.assertTrue(low <= got[key] <= high, key)
+        want = {"shape": "small", "tokens": 8, "workers": 2, "rank": 16, "repeat": 2, "weights": "BF16"}
+        self.assertEqual({key: got[key] for key in want}, want)
+        for key in "policy isa cpu version starpu".split():
+            self.assertTrue(got[key], key)
+        self.assert_positive(got, ["activation_bytes_per_token", "peak_rss_bytes", "first_step_ms"])
+        memory = got["memory"]
+        self.assertEqual(sum(memory.values()), 2 * memory["total"])
+        self.assertGreaterEqual(got["weight_bytes_over_plain"], 1)
+
+    def test_without_lora(self):
+        (got,) = self.lines("--repeat", "1", "--json", "--rank", "0", "--weights", "f32", "--skew", "2")
+        self.assert_positive(got, [key for key in TIMES if key != "update_ms"])
+        self.assertEqual((got["update_ms"], got["memory"]["lora"]), (0, 0))
+
+    def test_serve(self):
+        ready, first, bare, second = self.lines("--serve", lines="go\nbare\ngo 2\nquit\n")
+        self.assertTrue(ready["ready"])
+        self.assertNotIn("bare_ms", first)
+        self.assertEqual(bare["step_ms"], first["step_ms"])
+        self.assert_positive(bare, TIMES + CPU_TIMES + RATIOS)
+        self.assertNotEqual(second["step_ms"], first["step_ms"])
+
+    def test_explain(self):
+        result = run("--repeat", "1", "--json", "--explain")
+        json.loads(result.stdout)
+        for word in ("kernels: ", "cut: ", "rows: 16 token-slot pairs", "gate_up", "down_bwd", "memory: weights"):
+            self.assertIn(word, result.stderr)
+
+    def test_refused(self):
+        for arguments in (["--shape", "huge"], ["--tokens", "0"], ["--weights", "int8"], ["stray"], ["--frobnicate"]):
+            result = run(*arguments)
+            self.assertEqual(result.returncode, 2, arguments)
+            self.assertIn(arguments[-1].lstrip("-"), result.stderr + " stray")
+        self.assertEqual(run("--serve", lines="dance\n").returncode, 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
