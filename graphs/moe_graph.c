@@ -76,15 +76,21 @@ static enum moe_status submit_experts(const struct moe_context *c, struct moe_mo
 	return moe_join_submit(c, &s->y, s->rows, l->P * l->G * nh, s->scratch);
 }
 
-/* Sum over slots of the rows, per part and column block. */
+/*
+ * Sum over slots of the rows, per part and column block; *out is what combine reads then. One part:
+ * combine sums the rows of its tokens itself.
+ */
 static enum moe_status submit_combine_parts(const struct moe_context *c, struct moe_moe_pass *p,
 					    struct moe_tensor *rows, bool weighted,
-					    struct moe_join *join)
+					    struct moe_join *join, struct moe_tensor **out)
 {
 	const struct moe_experts *l = p->layer;
 	struct moe_slot_tensors *s = p->st;
 	int n = s->cut.combine_blocks;
 
+	*out = l->P > 1 ? join->out : rows;
+	if (l->P == 1)
+		return MOE_OK;
 	for (int i = 0; i < l->P * n; i++) {
 		struct moe_token_args a = {
 			.layer = l, .state = p->state, .part = i / n, .weighted = weighted
@@ -115,6 +121,7 @@ enum moe_status moe_graph_moe_forward(const struct moe_context *c, struct moe_mo
 				      struct moe_stream *out)
 {
 	struct moe_slot_tensors *s = p->st;
+	struct moe_tensor *sums;
 
 	/* written only where it changes: tasks of the last pass may still read it */
 	if (p->state->x != x->data)
@@ -127,14 +134,16 @@ enum moe_status moe_graph_moe_forward(const struct moe_context *c, struct moe_mo
 	MOE_TRY(submit_route(c, p, x));
 	MOE_TRY(submit_shared(c, p, x));
 	MOE_TRY(submit_experts(c, p));
-	MOE_TRY(submit_combine_parts(c, p, s->y.out, true, &s->parts));
+	MOE_TRY(submit_combine_parts(c, p, s->y.out, true, &s->parts, &sums));
 	for (int b = 0; b < x->n_blocks; b++) {
 		struct moe_token_args a = token_args(p, b, x->T);
 
+		a.weighted = true;
 		a.residual = residual ? residual->data : NULL;
 		a.shared = p->ffn ? s->shared.data : NULL;
 		a.out = out->data;
-		MOE_TRY(moe_task_combine(c, &a, b, s->parts.out, p->ffn ? s->shared.block[b] : NULL,
+		MOE_TRY(moe_task_combine(c, &a, b, sums, p->layer->P == 1 ? p->plan : NULL,
+					 p->ffn ? s->shared.block[b] : NULL,
 					 residual ? residual->block[b] : NULL, s->scratch,
 					 out->users, out->block[b]));
 	}
@@ -271,6 +280,7 @@ enum moe_status moe_graph_moe_backward(const struct moe_context *c, struct moe_m
 				       bool first, struct moe_stream *grad_x)
 {
 	struct moe_slot_tensors *s = p->st;
+	struct moe_tensor *sums;
 
 	if (p->state->grad_out != grad_out->data)
 		p->state->grad_out = grad_out->data;
@@ -279,15 +289,15 @@ enum moe_status moe_graph_moe_backward(const struct moe_context *c, struct moe_m
 	MOE_TRY(submit_shared_bwd(c, p, grad_out, first));
 	MOE_TRY(submit_experts_bwd(c, p, first));
 	MOE_TRY(submit_route_bwd(c, p, grad_out, first));
-	MOE_TRY(submit_combine_parts(c, p, s->grad_rows.out, false, &s->grad_parts));
+	MOE_TRY(submit_combine_parts(c, p, s->grad_rows.out, false, &s->grad_parts, &sums));
 	for (int b = 0; b < grad_out->n_blocks; b++) {
 		struct moe_token_args a = token_args(p, b, grad_out->T);
 
 		a.shared = p->ffn ? s->shared.data : NULL;
 		a.norm = *norm;
 		a.out = grad_x->data;
-		MOE_TRY(moe_task_combine_bwd(c, &a, b, s->grad_parts.out, s->route_bwd[b],
-					     p->ffn ? s->shared.block[b] : NULL,
+		MOE_TRY(moe_task_combine_bwd(c, &a, b, sums, p->layer->P == 1 ? p->plan : NULL,
+					     s->route_bwd[b], p->ffn ? s->shared.block[b] : NULL,
 					     residual ? residual->block[b] : NULL, s->scratch,
 					     grad_x->users, grad_x->block[b]));
 	}

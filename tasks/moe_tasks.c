@@ -173,14 +173,16 @@ enum moe_status moe_task_combine_part(const struct moe_context *c, const struct 
 }
 
 enum moe_status moe_task_combine(const struct moe_context *c, const struct moe_token_args *a,
-				 int block, struct moe_tensor *parts, struct moe_tensor *shared,
-				 struct moe_tensor *residual, struct moe_tensor *scratch,
-				 struct moe_tensor *after, struct moe_tensor *out)
+				 int block, struct moe_tensor *parts, struct moe_tensor *plan,
+				 struct moe_tensor *shared, struct moe_tensor *residual,
+				 struct moe_tensor *scratch, struct moe_tensor *after,
+				 struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_tokens("combine", a));
 	moe_access_add(&l, parts, MOE_R);
+	moe_access_add(&l, plan, MOE_R);
 	moe_access_add(&l, shared, MOE_R);
 	moe_access_add(&l, residual, MOE_R);
 	moe_access_add(&l, scratch, MOE_R);
@@ -315,15 +317,16 @@ enum moe_status moe_task_route_bwd(const struct moe_context *c, const struct moe
 }
 
 enum moe_status moe_task_combine_bwd(const struct moe_context *c, const struct moe_token_args *a,
-				     int block, struct moe_tensor *parts, struct moe_tensor *route,
-				     struct moe_tensor *shared, struct moe_tensor *residual,
-				     struct moe_tensor *scratch, struct moe_tensor *after,
-				     struct moe_tensor *out)
+				     int block, struct moe_tensor *parts, struct moe_tensor *plan,
+				     struct moe_tensor *route, struct moe_tensor *shared,
+				     struct moe_tensor *residual, struct moe_tensor *scratch,
+				     struct moe_tensor *after, struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_tokens("combine_bwd", a));
 	moe_access_add(&l, parts, MOE_R);
+	moe_access_add(&l, plan, MOE_R);
 	moe_access_add(&l, route, MOE_R);
 	moe_access_add(&l, shared, MOE_R);
 	moe_access_add(&l, residual, MOE_R);

@@ -41,8 +41,10 @@ enum moe_status moe_task_down(const struct moe_context *c, const struct moe_expe
 enum moe_status moe_task_combine_part(const struct moe_context *c, const struct moe_token_args *a,
 				      int block, struct moe_tensor *rows, struct moe_tensor *plan,
 				      struct moe_tensor *scratch, struct moe_tensor *out);
+/* plan: NULL where combine_part has read the rows */
 enum moe_status moe_task_combine(const struct moe_context *c, const struct moe_token_args *a, int block,
-				 struct moe_tensor *parts, struct moe_tensor *shared,
+				 struct moe_tensor *parts, struct moe_tensor *plan,
+				 struct moe_tensor *shared,
 				 struct moe_tensor *residual, struct moe_tensor *scratch,
 				 struct moe_tensor *after, struct moe_tensor *out);
 enum moe_status moe_task_ffn_up(const struct moe_context *c, const struct moe_token_args *a, int block,
@@ -74,8 +76,8 @@ enum moe_status moe_task_route_bwd(const struct moe_context *c, const struct moe
 				   struct moe_tensor *rows, struct moe_tensor *plan,
 				   struct moe_tensor *scratch, struct moe_tensor *out);
 enum moe_status moe_task_combine_bwd(const struct moe_context *c, const struct moe_token_args *a,
-				     int block, struct moe_tensor *parts, struct moe_tensor *route,
-				     struct moe_tensor *shared, struct moe_tensor *residual,
+				     int block, struct moe_tensor *parts, struct moe_tensor *plan,
+				     struct moe_tensor *route, struct moe_tensor *shared, struct moe_tensor *residual,
 				     struct moe_tensor *scratch, struct moe_tensor *after,
 				     struct moe_tensor *out);
 enum moe_status moe_task_router_grad(const struct moe_context *c, const struct moe_token_args *a,

@@ -81,11 +81,7 @@ static void column(const struct down_bwd *b, int64_t col, const float *dh, int64
 {
 	const struct moe_expert_rows *w = b->w;
 	const struct moe_expert_scratch *s = &b->s;
-	struct moe_swiglu_rows kept = { .m = w->m,
-					.ld = b->d.I,
-					.gate = (uint16_t *)w->gate + col,
-					.up = (uint16_t *)w->up + col,
-					.weight = w->weight };
+	struct moe_swiglu_rows kept = moe_kept_rows(w, col);
 
 	b->t->swiglu_bwd(&kept, dh, ld, s->f0, s->f1, s->f2, s->lanes);
 	b->t->pack_bwd(w->m, s->f0, MOE_PACK_N, NULL, MOE_PACK_N, MOE_PACK_N, w->dgate, b->d.I,

@@ -21,7 +21,8 @@
  * are 64-byte aligned at their base; rows that come from or go to the caller (src, dst, y, dh, c)
  * only as their type needs, and ld is arbitrary: MOE_OUT_STREAM streams where it can and stores
  * elsewhere. Non-temporal stores are ordered by fence(), called by the drivers at the end of an op.
- * A segment may be empty (k or n 0: a part without columns of I): it adds nothing, and y is written.
+ * A segment may be empty (k or n 0: a part without columns of I): it adds nothing, and y is
+ * written.
  */
 #ifndef MOE_CODELETS_KERNELS_PACKED_TILES_H
 #define MOE_CODELETS_KERNELS_PACKED_TILES_H
