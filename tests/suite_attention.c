@@ -113,11 +113,17 @@ static void run_attention(const struct moe_attention *a, int step, void *scratch
 	}
 }
 
+/* Tables of tiles round operands to bfloat16, whatever their GEMMs on packed weights do. */
+static double attention_tolerance(void)
+{
+	return K->tiles ? 8e-3 : MOE_MAX(gemm_tolerance, 3e-6);
+}
+
 static void check_attention(const struct attention *c)
 {
 	struct moe_attention b = c->a;
 	void *scratch = mem(K->attention_scratch(b.dim));
-	double tolerance = MOE_MAX(gemm_tolerance, 3e-6);
+	double tolerance = attention_tolerance();
 	size_t q = (size_t)c->nq * 4, k = (size_t)c->nk * 4;
 
 	run_attention(&c->a, b.heads, scratch);
@@ -207,7 +213,8 @@ static void extreme_cases(void)
 		q[i] *= 1e4f;
 	run_attention(&c.a, 1, scratch);
 	for (int64_t i = 0; i < c.nq; i++)
-		CU_ASSERT(fabsf(c.a.o[i]) <= 1.0001f && isfinite(c.a.grad_q[i]));
+		CU_ASSERT(fabsf(c.a.o[i]) <= 1.0001f + (float)attention_tolerance() &&
+			  isfinite(c.a.grad_q[i]));
 	v[3] = NAN; /* first token */
 	run_attention(&c.a, 1, scratch);
 	CU_ASSERT(isnan(c.a.o[3]) && !isnan(c.a.o[64 * 4 + 3]));

@@ -52,6 +52,22 @@ MOE_BIND_CONVERTING(linear_lora_grad,
 		     int64_t lddy, const struct moe_lora *lora, float *ga, float *gb,
 		     void *scratch),
 		    m, n, k, x, ldx, dy, lddy, lora, ga, gb, scratch)
+MOE_BIND(size_t, attention_scratch, (int dim), dim)
+
+static const struct moe_softmax_ops bound_softmax = { OWN(softmax_weights), OWN(softmax_finish),
+						      OWN(softmax_dots), OWN(softmax_backward) };
+
+#define MOE_BIND_ATTENTION(op)                                                                     \
+	static void bound_##op(const struct moe_attention *a, int i0, int i1, int h0, int h1,      \
+			       void *scratch)                                                      \
+	{                                                                                          \
+		moe_packed_##op(&MOE_TILES, &bound_softmax, OWN(to_bf16), a, i0, i1, h0, h1,       \
+				scratch);                                                          \
+	}
+
+MOE_BIND_ATTENTION(attention)
+MOE_BIND_ATTENTION(attention_bwd_q)
+MOE_BIND_ATTENTION(attention_bwd_kv)
 MOE_BIND(size_t, expert_scratch, (int m, int64_t H, int64_t I, int r), m, H, I, r)
 MOE_BIND_CONVERTING(expert_gather,
 	 (const struct moe_expert *e, struct moe_expert_rows *w, void *scratch), e, w, scratch)
@@ -86,6 +102,8 @@ MOE_BIND_GRAD(expert_weight_grad)
 	.lora_pack = bound_lora_pack, .linear_scratch = bound_linear_scratch,                      \
 	.linear = bound_linear, .linear_bwd = bound_linear_bwd,                                    \
 	.linear_lora_grad = bound_linear_lora_grad, .linear_weight_grad = ref_linear_weight_grad,  \
+	.attention_scratch = bound_attention_scratch, .attention = bound_attention,                \
+	.attention_bwd_q = bound_attention_bwd_q, .attention_bwd_kv = bound_attention_bwd_kv,      \
 	.expert_scratch = bound_expert_scratch, .expert_gather = bound_expert_gather,              \
 	.expert_gate_up = bound_expert_gate_up, .expert_down = bound_expert_down,                  \
 	.expert_scatter = bound_expert_scatter, .expert_down_bwd = bound_expert_down_bwd,          \

@@ -6,8 +6,7 @@
  * heads are dealt out. A masked weight is exactly 0, but 0 times a NaN value of the same key block
  * is NaN.
  */
-#include "codelets/kernels/ref/gemm.h"
-#include "codelets/kernels/elementwise/elementwise.h"
+#include "codelets/kernels/ref/ref.h"
 #include "codelets/kernels/elementwise/vecmath.h"
 
 #define BLOCK MOE_TOKEN_BLOCK
@@ -20,7 +19,7 @@ struct tile {
 	size_t q, k;	  /* first element of the tile's rows in q, o and in k, v */
 };
 
-size_t OWN(attention_scratch)(int dim)
+size_t ref_attention_scratch(int dim)
 {
 	(void)dim;
 	return 2 * BLOCK * BLOCK * sizeof(float);
@@ -150,7 +149,7 @@ static void forward_rows(const struct moe_attention *a, int q0, int m, int h, fl
 	}
 }
 
-void OWN(attention)(const struct moe_attention *a, int q0, int q1, int h0, int h1, void *scratch)
+void ref_attention(const struct moe_attention *a, int q0, int q1, int h0, int h1, void *scratch)
 {
 	for (int h = h0; h < h1; h++)
 		for (int q = q0; q < q1; q += BLOCK)
@@ -190,7 +189,7 @@ static void tile_grad(const struct tile *t, const float *dots, float *p, float *
 	}
 }
 
-void OWN(attention_bwd_q)(const struct moe_attention *a, int q0, int q1, int h0, int h1,
+void ref_attention_bwd_q(const struct moe_attention *a, int q0, int q1, int h0, int h1,
 			 void *scratch)
 {
 	float *p = scratch, *ds = p + BLOCK * BLOCK, dots[BLOCK];
@@ -234,7 +233,7 @@ static void backward_keys(const struct moe_attention *a, int k0, int n, int h0, 
 		}
 }
 
-void OWN(attention_bwd_kv)(const struct moe_attention *a, int k0, int k1, int g0, int g1,
+void ref_attention_bwd_kv(const struct moe_attention *a, int k0, int k1, int g0, int g1,
 			  void *scratch)
 {
 	int group = a->heads / a->kv_heads;
