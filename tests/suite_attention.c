@@ -18,6 +18,7 @@ static void attention_outputs(struct moe_attention *a)
 	size_t q = (size_t)a->T * (size_t)(a->heads * a->dim) * sizeof(float);
 
 	a->o = mem(q), a->lse = mem((size_t)(a->heads * a->T) * sizeof(float));
+	a->centre = mem((size_t)(a->heads * a->T) * sizeof(float));
 	a->grad_q = mem(q), a->grad_k = mem(k), a->grad_v = mem(k);
 }
 
@@ -103,6 +104,8 @@ static void run_attention(const struct moe_attention *a, int step, void *scratch
 		for (int h = 0; h < a->heads; h += step)
 			K->attention(a, t, MOE_MIN(t + MOE_TOKEN_BLOCK, a->T), h,
 				     MOE_MIN(h + step, a->heads), scratch);
+	for (int t = 0; t < a->T; t += MOE_TOKEN_BLOCK)
+		K->attention_centre(a, t, MOE_MIN(t + MOE_TOKEN_BLOCK, a->T));
 	for (int t = 0; t < a->T; t += MOE_TOKEN_BLOCK) {
 		int end = MOE_MIN(t + MOE_TOKEN_BLOCK, a->T);
 

@@ -36,6 +36,7 @@ const struct moe_tiles moe_tiles_avx512_bf16 = {
 	.pack_bwd = avx512_bf16_pack_bwd,
 	.unpack_fwd = avx512_bf16_unpack_fwd,
 	.unpack_bwd = avx512_bf16_unpack_bwd,
+	.pack_f32 = avx512_bf16_pack_f32,
 	.fwd = avx512_bf16_fwd,
 	.bwd_columns = avx512_bf16_bwd_columns,
 	.bwd_scratch = avx512_bf16_bwd_scratch,

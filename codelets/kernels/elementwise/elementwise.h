@@ -39,10 +39,11 @@ struct moe_score_tile;
 struct moe_softmax_state;
 void OWN(softmax_weights)(const struct moe_score_tile *t, bool first, float *s,
 			  struct moe_softmax_state *state);
-void OWN(softmax_finish)(int m, struct moe_softmax_state *state, float *lse);
-void OWN(softmax_dots)(int m, int dim, const float *a, const float *b, int64_t ld, float *out);
+void OWN(softmax_finish)(int m, const struct moe_softmax_state *state, float *out, int64_t ld,
+			 float *lse);
+float OWN(softmax_dot)(int n, const float *a, const float *b);
 void OWN(softmax_backward)(const struct moe_score_tile *t, bool by_column, const float *lse,
-			   const float *dot, float *p, float *d);
+			   const float *centre, float *p, float *d);
 
 /* loss.c */
 void OWN(ce_partial)(int m, int64_t v0, int64_t v1, const float *logits, int64_t ld,

@@ -17,25 +17,12 @@ static float sum_lanes(const float lane[LANES])
 	       ((half[1] + half[5]) + (half[3] + half[7]));
 }
 
-/* row[j] = scale row[j], -inf outside of lo..hi; returns the largest. NaN is passed over: its
- * exponential shows it. */
+/* row[j] = scale row[j], -inf outside of lo..hi; returns the largest. */
 static float scale_row(int n, int lo, int hi, float scale, float *row)
 {
-	float lane[LANES], max = -INFINITY;
-
-	for (int l = 0; l < LANES; l++)
-		lane[l] = -INFINITY;
-	for (int j = 0; j < n; j += LANES)
-		for (int l = 0; l < LANES; l++) {
-			float x = row[j + l] * scale;
-
-			x = (j + l >= lo) & (j + l < hi) ? x : -INFINITY;
-			lane[l] = x > lane[l] ? x : lane[l];
-			row[j + l] = x;
-		}
-	for (int l = 0; l < LANES; l++)
-		max = lane[l] > max ? lane[l] : max;
-	return max;
+	for (int j = 0; j < n; j++)
+		row[j] = (j >= lo) & (j < hi) ? row[j] * scale : -INFINITY;
+	return ref_max(n, row);
 }
 
 /* row[j] = e^(row[j] - base); returns their sum */
@@ -54,49 +41,50 @@ static float exp_row(int n, float *row, float base)
 void OWN(softmax_weights)(const struct moe_score_tile *t, bool first, float *s,
 			  struct moe_softmax_state *state)
 {
-	float *o = state->o;
+	float base[MOE_TOKEN_BLOCK], keep[MOE_TOKEN_BLOCK], *o = state->o;
 
+	for (int i = 0; i < t->m; i++)
+		base[i] = scale_row(t->n, t->lo[i], t->hi[i], t->scale, s + i * MOE_TILE_LD);
+	for (int i = 0; i < t->m; i++) {
+		float old = state->max[i], max = base[i] > old ? base[i] : old;
+
+		state->max[i] = max;
+		base[i] = ref_softmax_base(max);
+		keep[i] = ref_exp(old - base[i]);
+	}
 	for (int i = 0; i < t->m; i++, s += MOE_TILE_LD, o += state->ldo) {
-		float new_max = scale_row(t->n, t->lo[i], t->hi[i], t->scale, s), base, keep;
-
-		new_max = new_max > state->max[i] ? new_max : state->max[i];
-		base = ref_softmax_base(new_max);
-		keep = ref_exp(state->max[i] - base);
-		state->sum[i] = state->sum[i] * keep + exp_row(t->n, s, base);
-		state->max[i] = new_max;
-		if (first || keep == 1.0f)
+		state->sum[i] = state->sum[i] * keep[i] + exp_row(t->n, s, base[i]);
+		if (first || keep[i] == 1.0f)
 			continue;
 		for (int d = 0; d < state->dim; d++)
-			o[d] *= keep;
+			o[d] *= keep[i];
 	}
 }
 
-void OWN(softmax_finish)(int m, struct moe_softmax_state *state, float *lse)
+void OWN(softmax_finish)(int m, const struct moe_softmax_state *state, float *out, int64_t ld,
+			 float *lse)
 {
-	float *o = state->o;
-
-	for (int i = 0; i < m; i++, o += state->ldo) {
+	for (int i = 0; i < m; i++, out += ld) {
+		const float *o = state->o + i * state->ldo;
 		float inverse = 1.0f / state->sum[i];
 
 		for (int d = 0; d < state->dim; d++)
-			o[d] *= inverse;
+			out[d] = o[d] * inverse;
 		lse[i] = state->max[i] + logf(state->sum[i]);
 	}
 }
 
-void OWN(softmax_dots)(int m, int dim, const float *a, const float *b, int64_t ld, float *out)
+float OWN(softmax_dot)(int n, const float *a, const float *b)
 {
-	for (int i = 0; i < m; i++, a += ld, b += ld) {
-		float lane[LANES] = { 0 };
-		int d = 0;
+	float lane[LANES] = { 0 }, rest = 0.0f;
+	int i = 0;
 
-		for (; d + LANES <= dim; d += LANES)
-			for (int l = 0; l < LANES; l++)
-				lane[l] += a[d + l] * b[d + l];
-		for (; d < dim; d++)
-			lane[d % LANES] += a[d] * b[d];
-		out[i] = sum_lanes(lane);
-	}
+	for (; i + LANES <= n; i += LANES)
+		for (int l = 0; l < LANES; l++)
+			lane[l] += a[i + l] * b[i + l];
+	for (; i < n; i++)
+		rest += a[i] * b[i];
+	return sum_lanes(lane) + rest;
 }
 
 static void spread(float x, float all[MOE_TOKEN_BLOCK])
@@ -107,13 +95,13 @@ static void spread(float x, float all[MOE_TOKEN_BLOCK])
 
 /* From 0 and not from NaN, whatever lies outside of the span. */
 static void backward_row(int n, int lo, int hi, float scale, const float *restrict lse,
-			 const float *restrict dot, float *restrict p, float *restrict d)
+			 const float *restrict centre, float *restrict p, float *restrict d)
 {
 	for (int j = 0; j < n; j += LANES)
 		for (int l = j; l < j + LANES; l++) {
 			bool seen = (l >= lo) & (l < hi);
 			float weight = ref_exp(p[l] * scale - lse[l]);
-			float grad = scale * (weight * (d[l] - dot[l]));
+			float grad = scale * (weight * (d[l] - centre[l]));
 
 			p[l] = seen ? weight : 0.0f;
 			d[l] = seen ? grad : 0.0f;
@@ -121,16 +109,16 @@ static void backward_row(int n, int lo, int hi, float scale, const float *restri
 }
 
 void OWN(softmax_backward)(const struct moe_score_tile *t, bool by_column, const float *lse,
-			   const float *dot, float *p, float *d)
+			   const float *centre, float *p, float *d)
 {
-	float all_lse[MOE_TOKEN_BLOCK], all_dot[MOE_TOKEN_BLOCK];
+	float all_lse[MOE_TOKEN_BLOCK], all_centre[MOE_TOKEN_BLOCK];
 
 	for (int i = 0; i < t->m; i++, p += MOE_TILE_LD, d += MOE_TILE_LD) {
 		if (!by_column) {
 			spread(lse[i], all_lse);
-			spread(dot[i], all_dot);
+			spread(centre[i], all_centre);
 		}
 		backward_row(t->n, t->lo[i], t->hi[i], t->scale, by_column ? lse : all_lse,
-			     by_column ? dot : all_dot, p, d);
+			     by_column ? centre : all_centre, p, d);
 	}
 }

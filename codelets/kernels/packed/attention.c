@@ -24,7 +24,9 @@ struct attention_scratch {
 	void *panel[2][HEADS];	   /* forward panels: q and grad_o, or k and v (one each) */
 	float *s, *d;		   /* tiles */
 	void *tile_panel;	   /* backward panel of a tile */
-	float *out;		   /* [BLOCK, kp] where dim is not a multiple of 16 */
+	/* [BLOCK, kp]: o or grad_q by head, or grad_k and grad_v. The caller's rows lie a power of
+	 * two apart as often as not, where a few of them fill their cache sets. */
+	float *sum[HEADS];
 	void *bwd;
 };
 
@@ -62,7 +64,8 @@ static struct attention_scratch carve(const struct moe_tiles *t, struct moe_carv
 	s.s = moe_carve(c, BLOCK * MOE_TILE_LD * sizeof(float));
 	s.d = moe_carve(c, BLOCK * MOE_TILE_LD * sizeof(float));
 	s.tile_panel = moe_carve(c, BLOCK * panel);
-	s.out = moe_carve(c, BLOCK * (size_t)kp * sizeof(float));
+	for (int h = 0; h < HEADS; h++)
+		s.sum[h] = moe_carve(c, BLOCK * (size_t)kp * sizeof(float));
 	s.bwd = moe_carve(c, bwd_bytes(t));
 	return s;
 }
@@ -92,6 +95,11 @@ static size_t at_q(const struct call *c, int row, int head)
 	return (size_t)row * (size_t)c->ldq + (size_t)head * (size_t)c->a->dim;
 }
 
+static size_t at_row(const struct moe_attention *a, int row, int head)
+{
+	return (size_t)head * (size_t)a->T + (size_t)row;
+}
+
 static size_t at_k(const struct call *c, int row, int kv_head)
 {
 	return (size_t)row * (size_t)c->ldk + (size_t)kv_head * (size_t)c->a->dim;
@@ -100,10 +108,7 @@ static size_t at_k(const struct call *c, int row, int kv_head)
 /* n rows of dim as a packed weight */
 static void pack_weight(const struct call *c, int n, const float *src, int64_t ld, uint16_t *w)
 {
-	struct moe_weight packed = { .data = w };
-
-	c->to_bf16(n, c->a->dim, src, ld, c->s.rows, c->kp);
-	moe_packed_weight_pack(c->t, &packed, c->s.rows, MOE_BF16, n, c->kp, c->kp, MOE_USE_GEMM);
+	moe_packed_pack_f32(c->t, c->to_bf16, n, src, ld, c->a->dim, c->kp, 1, w);
 }
 
 /*
@@ -130,29 +135,27 @@ static void products(const struct call *c, int m, int n, const void *panel, cons
 		c->t->fwd(m, &seg, 1, NULL, tile + j, MOE_TILE_LD, MOE_OUT_STORE);
 }
 
-/* y[m, dim] (+)= tile[m, n] w */
-static void apply(const struct call *c, int m, int n, const float *tile, const uint16_t *w, float *y,
-		  int64_t ldy, bool add)
+/* sum[m, kp] (+)= tile[m, n] w */
+static void apply(const struct call *c, int m, int n, const float *tile, const uint16_t *w,
+		  float *sum, bool add)
 {
 	const struct moe_tiles *t = c->t;
-	bool whole = c->a->dim % MOE_PACK_N == 0;
-	int columns = whole ? c->a->dim : (int)c->kp, step = t->bwd_columns(m);
-	enum moe_out out = whole && add ? MOE_OUT_ADD : MOE_OUT_STORE;
+	int columns = (int)c->kp, step = t->bwd_columns(m);
 
 	t->pack_bwd(m, tile, MOE_TILE_LD, NULL, n, n, c->s.tile_panel, n, 0);
 	for (int k = 0; k < columns; k += step) {
 		struct moe_bwd_seg seg = { c->s.tile_panel, n, 0, n, w + MOE_PACK_N * k,
 					   moe_packed_stride(c->kp) };
 
-		t->bwd(m, &seg, 1, MOE_MIN(step, columns - k), whole ? y + k : c->s.out + k,
-		       whole ? ldy : c->kp, out, c->s.bwd);
+		t->bwd(m, &seg, 1, MOE_MIN(step, columns - k), sum + k, c->kp,
+		       add ? MOE_OUT_ADD : MOE_OUT_STORE, c->s.bwd);
 	}
-	for (int i = 0; !whole && i < m; i++)
-		for (int k = 0; k < c->a->dim; k++) {
-			float v = c->s.out[i * c->kp + k];
+}
 
-			y[i * ldy + k] = add ? y[i * ldy + k] + v : v;
-		}
+static void copy_rows(const struct call *c, int m, const float *sum, float *dst, int64_t ld)
+{
+	for (int i = 0; i < m; i++)
+		memcpy(dst + i * ld, sum + i * c->kp, (size_t)c->a->dim * sizeof *dst);
 }
 
 /* First key block that any row of q0..q1 sees. */
@@ -214,8 +217,8 @@ static void forward_rows(const struct call *c, int q0, int m, int h0, int h1)
 	for (int h = h0; h < h1; h++) {
 		struct moe_softmax_state *s = &state[h - h0];
 
-		s->o = a->o + at_q(c, q0, h);
-		s->ldo = c->ldq;
+		s->o = c->s.sum[h - h0];
+		s->ldo = c->kp;
 		s->dim = a->dim;
 		for (int i = 0; i < m; i++) {
 			s->max[i] = -INFINITY;
@@ -232,12 +235,12 @@ static void forward_rows(const struct call *c, int q0, int m, int h0, int h1)
 		for (int h = 0; h < h1 - h0; h++) {
 			products(c, m, tile.n, c->s.panel[0][h], c->s.w[0], c->s.s);
 			c->softmax->weights(&tile, k == first, c->s.s, &state[h]);
-			apply(c, m, tile.n, c->s.s, c->s.w[1], state[h].o, c->ldq, k > first);
+			apply(c, m, tile.n, c->s.s, c->s.w[1], c->s.sum[h], k > first);
 		}
 	}
 	for (int h = h0; h < h1; h++)
-		c->softmax->finish(m, &state[h - h0],
-				   a->lse + (size_t)h * (size_t)a->T + (size_t)q0);
+		c->softmax->finish(m, &state[h - h0], a->o + at_q(c, q0, h), c->ldq,
+				   a->lse + at_row(a, q0, h));
 }
 
 void moe_packed_attention(const struct moe_tiles *t, const struct moe_softmax_ops *softmax,
@@ -253,19 +256,27 @@ void moe_packed_attention(const struct moe_tiles *t, const struct moe_softmax_op
 	}
 }
 
+void moe_packed_attention_centre(const struct moe_softmax_ops *softmax,
+				 const struct moe_attention *a, int q0, int q1)
+{
+	for (int i = q0; i < q1; i++)
+		for (int h = 0; h < a->heads; h++) {
+			size_t at = ((size_t)i * (size_t)a->heads + (size_t)h) * (size_t)a->dim;
+
+			a->centre[at_row(a, i, h)] =
+				softmax->dot(a->dim, a->grad_o + at, a->o + at);
+		}
+}
+
 static void backward_rows(const struct call *c, int q0, int m, int h0, int h1)
 {
 	const struct moe_attention *a = c->a;
 	int g = h0 / (a->heads / a->kv_heads), first = first_key_block(a, q0, q0 + m);
-	float dots[HEADS][BLOCK];
 	struct moe_score_tile tile;
 
 	for (int h = h0; h < h1; h++) {
-		size_t at = at_q(c, q0, h);
-
-		pack_panel(c, m, a->q + at, c->ldq, c->s.panel[0][h - h0]);
-		pack_panel(c, m, a->grad_o + at, c->ldq, c->s.panel[1][h - h0]);
-		c->softmax->dots(m, a->dim, a->grad_o + at, a->o + at, c->ldq, dots[h - h0]);
+		pack_panel(c, m, a->q + at_q(c, q0, h), c->ldq, c->s.panel[0][h - h0]);
+		pack_panel(c, m, a->grad_o + at_q(c, q0, h), c->ldq, c->s.panel[1][h - h0]);
 	}
 	for (int k = first; k < q0 + m; k += BLOCK) {
 		int n = MOE_MIN(BLOCK, q0 + m - k);
@@ -273,16 +284,18 @@ static void backward_rows(const struct call *c, int q0, int m, int h0, int h1)
 		pack_weight(c, n, a->k + at_k(c, k, g), c->ldk, c->s.w[0]);
 		pack_weight(c, n, a->v + at_k(c, k, g), c->ldk, c->s.w[1]);
 		spans(a, q0, m, k, n, &tile);
-		for (int h = h0; h < h1; h++) {
-			const float *lse = a->lse + (size_t)h * (size_t)a->T + (size_t)q0;
+		for (int h = 0; h < h1 - h0; h++) {
+			size_t row = at_row(a, q0, h0 + h);
 
-			products(c, m, tile.n, c->s.panel[0][h - h0], c->s.w[0], c->s.s);
-			products(c, m, tile.n, c->s.panel[1][h - h0], c->s.w[1], c->s.d);
-			c->softmax->backward(&tile, false, lse, dots[h - h0], c->s.s, c->s.d);
-			apply(c, m, tile.n, c->s.d, c->s.w[0], a->grad_q + at_q(c, q0, h), c->ldq,
-			      k > first);
+			products(c, m, tile.n, c->s.panel[0][h], c->s.w[0], c->s.s);
+			products(c, m, tile.n, c->s.panel[1][h], c->s.w[1], c->s.d);
+			c->softmax->backward(&tile, false, a->lse + row, a->centre + row, c->s.s,
+					     c->s.d);
+			apply(c, m, tile.n, c->s.d, c->s.w[0], c->s.sum[h], k > first);
 		}
 	}
+	for (int h = h0; h < h1; h++)
+		copy_rows(c, m, c->s.sum[h - h0], a->grad_q + at_q(c, q0, h), c->ldq);
 }
 
 void moe_packed_attention_bwd_q(const struct moe_tiles *t, const struct moe_softmax_ops *softmax,
@@ -298,24 +311,24 @@ void moe_packed_attention_bwd_q(const struct moe_tiles *t, const struct moe_soft
 	}
 }
 
-/* What the rows q0..q0+m of head h add to the gradients of keys k0..k0+n of its kv head g. */
-static void add_rows(const struct call *c, int g, int k0, int n, int h, int q0, int m, bool first)
+/* What the rows q0..q0+m of head h add to the gradients of keys k0..k0+n. */
+static void add_rows(const struct call *c, int k0, int n, int h, int q0, int m, bool first)
 {
 	const struct moe_attention *a = c->a;
-	size_t q = at_q(c, q0, h), k = at_k(c, k0, g);
-	float dots[BLOCK] = { 0 }, lse[BLOCK] = { 0 };
+	size_t q = at_q(c, q0, h), row = at_row(a, q0, h);
+	float centre[BLOCK] = { 0 }, lse[BLOCK] = { 0 };
 	struct moe_score_tile tile;
 
-	memcpy(lse, a->lse + (size_t)h * (size_t)a->T + (size_t)q0, (size_t)m * sizeof *lse);
-	c->softmax->dots(m, a->dim, a->grad_o + q, a->o + q, c->ldq, dots);
+	memcpy(lse, a->lse + row, (size_t)m * sizeof *lse);
+	memcpy(centre, a->centre + row, (size_t)m * sizeof *centre);
 	pack_weight(c, m, a->q + q, c->ldq, c->s.w[0]);
 	pack_weight(c, m, a->grad_o + q, c->ldq, c->s.w[1]);
 	spans_of_keys(a, k0, n, q0, m, &tile);
 	products(c, n, tile.n, c->s.panel[0][0], c->s.w[0], c->s.s);
 	products(c, n, tile.n, c->s.panel[1][0], c->s.w[1], c->s.d);
-	c->softmax->backward(&tile, true, lse, dots, c->s.s, c->s.d);
-	apply(c, n, tile.n, c->s.s, c->s.w[1], a->grad_v + k, c->ldk, !first);
-	apply(c, n, tile.n, c->s.d, c->s.w[0], a->grad_k + k, c->ldk, !first);
+	c->softmax->backward(&tile, true, lse, centre, c->s.s, c->s.d);
+	apply(c, n, tile.n, c->s.d, c->s.w[0], c->s.sum[0], !first);
+	apply(c, n, tile.n, c->s.s, c->s.w[1], c->s.sum[1], !first);
 }
 
 /* One block of key rows, summed over the query heads of its group. */
@@ -331,7 +344,9 @@ static void backward_keys(const struct call *c, int k0, int n, int g)
 	pack_panel(c, n, a->v + at_k(c, k0, g), c->ldk, c->s.panel[1][0]);
 	for (int h = g * group; h < (g + 1) * group; h++)
 		for (int q = k0; q < end; q += BLOCK, first = false)
-			add_rows(c, g, k0, n, h, q, MOE_MIN(BLOCK, end - q), first);
+			add_rows(c, k0, n, h, q, MOE_MIN(BLOCK, end - q), first);
+	copy_rows(c, n, c->s.sum[0], a->grad_k + at_k(c, k0, g), c->ldk);
+	copy_rows(c, n, c->s.sum[1], a->grad_v + at_k(c, k0, g), c->ldk);
 }
 
 void moe_packed_attention_bwd_kv(const struct moe_tiles *t, const struct moe_softmax_ops *softmax,

@@ -26,6 +26,10 @@ void moe_packed_weight_unpack(const struct moe_tiles *t, const struct moe_weight
 size_t moe_packed_lora_bytes(const struct moe_tiles *t, enum moe_lora_side side, int64_t n, int64_t k);
 void moe_packed_lora_pack(const struct moe_tiles *t, enum moe_lora_side side, const float *src, int64_t n, int64_t k,
 			  int64_t n0, int64_t n1, float scale, moe_to_bf16 *to_bf16, void *dst);
+/* scale * src [n, k], rows ld apart, as panels of width kp. */
+void moe_packed_pack_f32(const struct moe_tiles *t, moe_to_bf16 *to_bf16, int64_t n,
+			 const float *src, int64_t ld, int64_t k, int64_t kp, float scale,
+			 uint16_t *dst);
 
 /* linear.c */
 size_t moe_packed_linear_scratch(const struct moe_tiles *t, int m, int64_t n, int64_t k, int r);
@@ -47,6 +51,8 @@ size_t moe_packed_attention_scratch(const struct moe_tiles *t, int dim);
 void moe_packed_attention(const struct moe_tiles *t, const struct moe_softmax_ops *softmax,
 			  moe_to_bf16 *to_bf16, const struct moe_attention *a, int q0, int q1, int h0,
 			  int h1, void *scratch);
+void moe_packed_attention_centre(const struct moe_softmax_ops *softmax,
+				 const struct moe_attention *a, int q0, int q1);
 void moe_packed_attention_bwd_q(const struct moe_tiles *t, const struct moe_softmax_ops *softmax,
 				moe_to_bf16 *to_bf16, const struct moe_attention *a, int q0, int q1,
 				int h0, int h1, void *scratch);

@@ -17,7 +17,7 @@ struct moe_score_tile {
 	int lo[MOE_TOKEN_BLOCK], hi[MOE_TOKEN_BLOCK];
 };
 
-/* The running softmax of m rows and what they have summed up so far: o [m, dim]. */
+/* The running softmax of m rows and what they have summed up so far: o [m, dim], rows ldo apart. */
 struct moe_softmax_state {
 	float max[MOE_TOKEN_BLOCK], sum[MOE_TOKEN_BLOCK];
 	float *o;
@@ -32,16 +32,17 @@ struct moe_softmax_ops {
 	 */
 	void (*weights)(const struct moe_score_tile *t, bool first, float *s,
 			struct moe_softmax_state *state);
-	/* o / sum, and lse[m] = max + log(sum) */
-	void (*finish)(int m, struct moe_softmax_state *state, float *lse);
-	/* out[i] = sum of a[i] b[i] over dim columns; rows ld apart */
-	void (*dots)(int m, int dim, const float *a, const float *b, int64_t ld, float *out);
+	/* out [m, dim] (rows ld apart) = o / sum, and lse[m] = max + log(sum) */
+	void (*finish)(int m, const struct moe_softmax_state *state, float *out, int64_t ld,
+		       float *lse);
+	/* sum of a b over n elements */
+	float (*dot)(int n, const float *a, const float *b);
 	/*
 	 * Products p = q k^T and d = grad_o v^T to the softmax's weights and to the gradients of
-	 * q k^T. lse and dot (grad_o o) belong to the queries: to rows, or to columns by_column.
+	 * q k^T. lse and centre belong to the queries: to rows, or to columns by_column.
 	 */
 	void (*backward)(const struct moe_score_tile *t, bool by_column, const float *lse,
-			 const float *dot, float *p, float *d);
+			 const float *centre, float *p, float *d);
 };
 
 #endif

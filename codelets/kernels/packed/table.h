@@ -55,7 +55,7 @@ MOE_BIND_CONVERTING(linear_lora_grad,
 MOE_BIND(size_t, attention_scratch, (int dim), dim)
 
 static const struct moe_softmax_ops bound_softmax = { OWN(softmax_weights), OWN(softmax_finish),
-						      OWN(softmax_dots), OWN(softmax_backward) };
+						      OWN(softmax_dot), OWN(softmax_backward) };
 
 #define MOE_BIND_ATTENTION(op)                                                                     \
 	static void bound_##op(const struct moe_attention *a, int i0, int i1, int h0, int h1,      \
@@ -64,6 +64,11 @@ static const struct moe_softmax_ops bound_softmax = { OWN(softmax_weights), OWN(
 		moe_packed_##op(&MOE_TILES, &bound_softmax, OWN(to_bf16), a, i0, i1, h0, h1,       \
 				scratch);                                                          \
 	}
+
+static void bound_attention_centre(const struct moe_attention *a, int q0, int q1)
+{
+	moe_packed_attention_centre(&bound_softmax, a, q0, q1);
+}
 
 MOE_BIND_ATTENTION(attention)
 MOE_BIND_ATTENTION(attention_bwd_q)
@@ -103,6 +108,7 @@ MOE_BIND_GRAD(expert_weight_grad)
 	.linear = bound_linear, .linear_bwd = bound_linear_bwd,                                    \
 	.linear_lora_grad = bound_linear_lora_grad, .linear_weight_grad = ref_linear_weight_grad,  \
 	.attention_scratch = bound_attention_scratch, .attention = bound_attention,                \
+	.attention_centre = bound_attention_centre,                                                \
 	.attention_bwd_q = bound_attention_bwd_q, .attention_bwd_kv = bound_attention_bwd_kv,      \
 	.expert_scratch = bound_expert_scratch, .expert_gather = bound_expert_gather,              \
 	.expert_gate_up = bound_expert_gate_up, .expert_down = bound_expert_down,                  \

@@ -89,6 +89,13 @@ struct moe_tiles {
 	void (*unpack_bwd)(int m, const void *panel, int64_t width, int64_t col, int64_t k,
 			   float *dst, int64_t ld);
 
+	/*
+	 * One weight panel of width kp from rows (at most 16) of scale * src [., k], ld apart; the
+	 * other rows and columns are zero. NULL: the drivers go by way of bf16 rows.
+	 */
+	void (*pack_f32)(int rows, const float *src, int64_t ld, int64_t k, int64_t kp, float scale,
+			 uint16_t *dst);
+
 	/* ---- GEMM ---- */
 	/*
 	 * y[m, 16] = sum over segments of x W^T for one weight panel each (f32, rows ldy apart).

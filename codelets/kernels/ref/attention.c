@@ -156,21 +156,23 @@ void ref_attention(const struct moe_attention *a, int q0, int q1, int h0, int h1
 			forward_rows(a, q, MOE_MIN(BLOCK, q1 - q), h, scratch);
 }
 
-/* dots[i] = sum(grad_o o) of the tile's row i, by which the softmax's backward is centred */
-static void row_dots(const struct tile *t, float *dots)
+void ref_attention_centre(const struct moe_attention *a, int q0, int q1)
 {
-	for (int i = 0; i < t->m; i++) {
-		size_t at = t->q + (size_t)i * (size_t)t->ldq;
+	for (int i = q0; i < q1; i++)
+		for (int h = 0; h < a->heads; h++) {
+			size_t at = ((size_t)i * (size_t)a->heads + (size_t)h) * (size_t)a->dim;
 
-		dots[i] = (float)ref_dot(t->a->dim, t->a->grad_o + at, t->a->o + at);
-	}
+			a->centre[(size_t)h * (size_t)a->T + (size_t)i] =
+				(float)ref_dot(a->dim, a->grad_o + at, a->o + at);
+		}
 }
 
 /* p = softmax weights and ds = gradients of the scaled scores, both [m, n] with rows BLOCK apart */
-static void tile_grad(const struct tile *t, const float *dots, float *p, float *ds)
+static void tile_grad(const struct tile *t, float *p, float *ds)
 {
 	const struct moe_attention *a = t->a;
-	const float *lse = a->lse + (size_t)t->h * (size_t)a->T + (size_t)t->q0;
+	size_t row0 = (size_t)t->h * (size_t)a->T + (size_t)t->q0;
+	const float *lse = a->lse + row0, *centre = a->centre + row0;
 
 	tile_scores(t, p);
 	ref_gemm_nt(t->m, t->n, a->dim, 1.0f, a->grad_o + t->q, t->ldq, a->v + t->k, t->ldk, 0.0f,
@@ -185,14 +187,14 @@ static void tile_grad(const struct tile *t, const float *dots, float *p, float *
 		for (int j = lo; j < hi; j++)
 			prow[j] = ref_exp(prow[j] - lse[i]);
 		for (int j = lo; j < hi; j++)
-			drow[j] = prow[j] * (drow[j] - dots[i]);
+			drow[j] = prow[j] * (drow[j] - centre[i]);
 	}
 }
 
 void ref_attention_bwd_q(const struct moe_attention *a, int q0, int q1, int h0, int h1,
 			 void *scratch)
 {
-	float *p = scratch, *ds = p + BLOCK * BLOCK, dots[BLOCK];
+	float *p = scratch, *ds = p + BLOCK * BLOCK;
 	struct tile t;
 
 	for (int h = h0; h < h1; h++)
@@ -200,10 +202,9 @@ void ref_attention_bwd_q(const struct moe_attention *a, int q0, int q1, int h0, 
 			int end = MOE_MIN(q + BLOCK, q1), first = first_key_block(a, q, end);
 
 			tile_rows(&t, a, h, q, end - q);
-			row_dots(&t, dots);
 			for (int k = first; k < end; k += BLOCK) {
 				tile_keys(&t, k, MOE_MIN(BLOCK, end - k));
-				tile_grad(&t, dots, p, ds);
+				tile_grad(&t, p, ds);
 				ref_gemm_nn(t.m, a->dim, t.n, a->scale, ds, BLOCK, a->k + t.k,
 					    t.ldk, k > first ? 1.0f : 0.0f, a->grad_q + t.q, t.ldq);
 			}
@@ -213,7 +214,7 @@ void ref_attention_bwd_q(const struct moe_attention *a, int q0, int q1, int h0, 
 /* One block of key rows, summed over the query heads h0..h1 of its group. */
 static void backward_keys(const struct moe_attention *a, int k0, int n, int h0, int h1, float *p)
 {
-	float *ds = p + BLOCK * BLOCK, dots[BLOCK], beta = 0.0f;
+	float *ds = p + BLOCK * BLOCK, beta = 0.0f;
 	struct tile t;
 	int end = k0;
 
@@ -223,8 +224,7 @@ static void backward_keys(const struct moe_attention *a, int k0, int n, int h0, 
 		for (int q = k0; q < end; q += BLOCK) {
 			tile_rows(&t, a, h, q, MOE_MIN(BLOCK, end - q));
 			tile_keys(&t, k0, n);
-			row_dots(&t, dots);
-			tile_grad(&t, dots, p, ds);
+			tile_grad(&t, p, ds);
 			ref_gemm_tn(n, a->dim, t.m, a->scale, ds, BLOCK, a->q + t.q, t.ldq, beta,
 				    a->grad_k + t.k, t.ldk);
 			ref_gemm_tn(n, a->dim, t.m, 1.0f, p, BLOCK, a->grad_o + t.q, t.ldq, beta,

@@ -26,6 +26,7 @@ const struct moe_kernels moe_kernels_ref = {
 	.linear_weight_grad = ref_linear_weight_grad,
 	.attention_scratch = ref_attention_scratch,
 	.attention = ref_attention,
+	.attention_centre = ref_attention_centre,
 	.attention_bwd_q = ref_attention_bwd_q,
 	.attention_bwd_kv = ref_attention_bwd_kv,
 	.expert_scratch = ref_expert_scratch,
