@@ -1,6 +1,8 @@
-# One object library per kernel folder: codelets/kernels/<isa>/*.c, and the elementwise sources once more with
-# its flags. codelets/kernels/<isa>/flags.cmake says with which compiler flags (no file: none). A folder whose flags the compiler or the
-# processor family doesn't know is left out. No flag reaches any other source.
+# One object library per kernel folder: codelets/kernels/<isa>/*.c, and the elementwise sources once more with its flags. No flag reaches
+# any other source. codelets/kernels/<isa>/flags.cmake (no file: nothing of it) may set
+#	ISA_FLAGS		compiler flags; a folder whose flags the compiler or the processor family doesn't know is left out
+#	ISA_SHARED_SOURCES	sources of another folder that are compiled for this one too
+#	ISA_TESTS_ONLY		ON: a table that only MOESAIC_TESTS builds
 include(CheckCCompilerFlag)
 
 file(GLOB ISA_FOLDERS CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/codelets/kernels codelets/kernels/*/kernels.c)
@@ -10,7 +12,12 @@ set(MOESAIC_ISA_OBJECTS "")
 set(MOESAIC_ISAS "")
 foreach(isa ${ISA_FOLDERS})
 	set(ISA_FLAGS "")
+	set(ISA_SHARED_SOURCES "")
+	set(ISA_TESTS_ONLY OFF)
 	include(${PROJECT_SOURCE_DIR}/codelets/kernels/${isa}/flags.cmake OPTIONAL)
+	if(ISA_TESTS_ONLY AND NOT MOESAIC_TESTS)
+		continue()
+	endif()
 	string(REPLACE ";" " " flags "${ISA_FLAGS}")
 	if(flags)
 		check_c_compiler_flag("${flags}" ISA_${isa}_COMPILES)
@@ -20,7 +27,7 @@ foreach(isa ${ISA_FOLDERS})
 		continue()
 	endif()
 	file(GLOB sources CONFIGURE_DEPENDS codelets/kernels/${isa}/*.c)
-	add_library(isa_${isa} OBJECT ${sources} ${ELEMENTWISE_SOURCES})
+	add_library(isa_${isa} OBJECT ${sources} ${ISA_SHARED_SOURCES} ${ELEMENTWISE_SOURCES})
 	target_compile_options(isa_${isa} PRIVATE ${ISA_FLAGS})
 	target_compile_definitions(isa_${isa} PRIVATE MOE_ISA=${isa})
 	target_link_libraries(isa_${isa} PRIVATE PkgConfig::OPENBLAS)

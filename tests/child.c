@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/child.h"
+#include "tests/tables.h"
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -107,7 +108,8 @@ double cpu_seconds(void)
 struct moe_engine *open_with(int workers, int parts, const char *policy)
 {
 	struct moe_engine_params p = {
-		.struct_size = sizeof p, .workers = workers, .parts = parts, .policy = policy
+		.struct_size = sizeof p, .workers = workers, .parts = parts, .policy = policy,
+		.isa = table_isa()
 	};
 	struct moe_engine *e = NULL;
 

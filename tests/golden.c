@@ -20,7 +20,11 @@ struct tolerance {
 	double first_step, step; /* of the parameters */
 };
 static const struct tolerance exact = { 2e-6, 2e-6, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5 };
-static const struct tolerance rounded = { 2e-6, 4e-3, 5e-3, 3e-3, 5e-3, 1e-3, 1e-1, 5e-2 };
+/*
+ * AdamW's first step is the sign of a gradient: of an error of .004 one element in 700 flips, which alone
+ * makes .08; the fifth step has the bound of design.md 5.
+ */
+static const struct tolerance rounded = { 2e-6, 4e-3, 5e-3, 3e-3, 5e-3, 1e-3, 1.5e-1, 5e-2 };
 
 static const struct tolerance *tolerance(void)
 {

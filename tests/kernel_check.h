@@ -6,8 +6,7 @@
 #ifndef MOE_TESTS_KERNEL_CHECK_H
 #define MOE_TESTS_KERNEL_CHECK_H
 
-#include "codelets/kernels/kernels.h"
-#include "tests/harness.h"
+#include "tests/tables.h"
 
 #include <cblas.h>
 #include <math.h>
@@ -15,8 +14,11 @@
 #include <stdlib.h>
 
 static const struct moe_kernels *K; /* table under test */
-static double gemm_tolerance;	    /* relative L2 error of what went through a GEMM */
+static bool operands_rounded;	    /* GEMMs take their operands in bf16 */
 static double noise;		    /* per element, for what may cancel to 0; else 0 */
+
+#define F32_TOLERANCE 2e-6 /* relative L2 error of an f32 GEMM, and of one whose operands need no rounding */
+#define BF16_TOLERANCE 4e-3
 
 /* Memory of exact size, so that ASan sees overruns; without ASan a guard lies behind each block. */
 
@@ -32,16 +34,29 @@ static struct {
 } blocks[MAX_BLOCKS];
 static int block_count;
 
+static inline void *mem_at(size_t bytes, size_t offset)
+{
+	unsigned char *base = NULL;
+	size_t size = offset + bytes + GUARD;
+
+	if (block_count == MAX_BLOCKS || posix_memalign((void **)&base, 64, size ? size : 1))
+		abort();
+	memset(base, 0xff, size); /* NaN: outputs are not to be read */
+	blocks[block_count].data = base;
+	blocks[block_count++].bytes = offset + bytes;
+	return base + offset;
+}
+
+/* Aligned as packed weights and panels are. */
 static inline void *mem(size_t bytes)
 {
-	unsigned char *p = malloc(bytes + GUARD ? bytes + GUARD : 1);
+	return mem_at(bytes, 0);
+}
 
-	if (!p || block_count == MAX_BLOCKS)
-		abort();
-	memset(p, 0xff, bytes + GUARD); /* NaN: outputs are not to be read */
-	blocks[block_count].data = p;
-	blocks[block_count++].bytes = bytes;
-	return p;
+/* Rows that a caller gives: aligned as floats only. */
+static inline float *floats(int64_t n)
+{
+	return mem_at((size_t)n * sizeof(float), sizeof(float));
 }
 
 static inline void release_to(int kept)
@@ -75,7 +90,7 @@ static inline double uniform(void) /* [-1, 1) */
 
 static inline float *randoms(int64_t n, double scale)
 {
-	float *p = mem((size_t)n * sizeof *p);
+	float *p = floats(n);
 
 	for (int64_t i = 0; i < n; i++)
 		p[i] = (float)(uniform() * scale);
@@ -84,10 +99,16 @@ static inline float *randoms(int64_t n, double scale)
 
 static inline float *copy(const float *src, int64_t n)
 {
-	float *p = mem((size_t)n * sizeof *p);
+	float *p = floats(n);
 
 	memcpy(p, src, (size_t)n * sizeof *p);
 	return p;
+}
+
+/* Aligned as scratch is: what only kernels hand to each other. */
+static inline float *aligned_copy(const float *src, int64_t n)
+{
+	return memcpy(mem((size_t)n * sizeof *src), src, (size_t)n * sizeof *src);
 }
 
 static inline double *doubles(int64_t n)
@@ -141,24 +162,22 @@ static inline void check_same(const char *what, const void *a, const void *b, si
 	CU_ASSERT_EQUAL(memcmp(a, b, bytes), 0);
 }
 
-static inline void each_table(void (*run)(void))
-{
-	int tables = 0;
+static void (*table_cases)(void);
 
+static inline void run_table_cases(void)
+{
 	openblas_set_num_threads(1);
-	for (const struct moe_kernels *const *t = moe_kernels_list; *t; t++) {
-		K = *t;
-		if (!K->supported())
-			continue;
-		tables++;
-		/* tables whose operands are rounded to bfloat16 say so in their name */
-		gemm_tolerance = strstr(K->name, "bf16") || strstr(K->name, "amx") ? 8e-3 : 2e-6;
-		random_state = moe_test_seed() * 0x9e3779b97f4a7c15u + 1;
-		run();
-		release();
-	}
-	if (!tables)
-		moe_test_skip("no kernel table is supported on this machine");
+	K = table();
+	operands_rounded = K->panel_bytes == sizeof(uint16_t);
+	random_state = moe_test_seed() * 0x9e3779b97f4a7c15u + 1;
+	table_cases();
+	release();
+}
+
+static inline void check_tables(void (*run)(void))
+{
+	table_cases = run;
+	each_table(run_table_cases);
 }
 
 #endif

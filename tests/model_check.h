@@ -3,7 +3,7 @@
 #ifndef MOE_TESTS_MODEL_CHECK_H
 #define MOE_TESTS_MODEL_CHECK_H
 
-#include "tests/harness.h"
+#include "tests/tables.h"
 #include "api/model.h"
 #include "model/file.h"
 
@@ -48,7 +48,8 @@ static inline struct moe_engine *open_engine(int workers, int parts, const char 
 				       .workers = workers,
 				       .parts = parts,
 				       .policy = policy,
-				       .placement = MOE_PLACEMENT_SOFT };
+				       .placement = MOE_PLACEMENT_SOFT,
+				       .isa = table_isa() };
 	struct moe_engine *e = NULL;
 
 	moe_log_set(show_log, NULL);

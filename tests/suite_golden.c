@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every block fixture of the project, and of ../shared where present, through the public block object. */
 #include "tests/golden.h"
-#include "tests/harness.h"
+#include "tests/tables.h"
 
 #include <dirent.h>
 #include <limits.h>
@@ -48,7 +48,8 @@ static int run_folder(struct moe_engine *engine, const char *folder)
 
 static void with_parts(int parts, int workers)
 {
-	struct moe_engine_params p = { .struct_size = sizeof p, .workers = workers, .parts = parts };
+	struct moe_engine_params p = { .struct_size = sizeof p, .workers = workers, .parts = parts,
+				       .isa = table_isa() };
 	const char *shared = moe_test_shared("oracle/golden");
 	struct moe_engine *engine;
 
@@ -72,8 +73,18 @@ static void three_parts(void)
 	with_parts(3, 2);
 }
 
+static void test_one_part(void)
+{
+	each_table(one_part);
+}
+
+static void test_three_parts(void)
+{
+	each_table(three_parts);
+}
+
 const struct moe_test moe_suite_tests[] = {
-	{ "all block fixtures, one part", one_part },
-	{ "all block fixtures, three parts", three_parts },
+	{ "all block fixtures, one part", test_one_part },
+	{ "all block fixtures, three parts", test_three_parts },
 	{ NULL, NULL },
 };

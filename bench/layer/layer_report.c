@@ -270,17 +270,17 @@ static void explain_tasks(FILE *f, const struct layer_kind kinds[LAYER_MAX_KINDS
 {
 	long n = 0;
 
-	fprintf(f, "%-18s %7s %7s %10s %10s %10s %10s\n", "tasks of one step", "tasks", "no rows",
-		"mean us", "longest us", "total ms", "most rows");
+	fprintf(f, "%-18s %7s %7s %10s %10s %10s %10s %10s\n", "tasks of one step", "tasks",
+		"no rows", "mean us", "longest us", "total ms", "CPU ms", "most rows");
 	for (int i = 0; moe_kind_name(i) && i < LAYER_MAX_KINDS; i++) {
 		const struct layer_kind *k = &kinds[i];
 
 		n += k->tasks;
 		if (k->tasks)
-			fprintf(f, "%-18s %7ld %7ld %10.1f %10.1f %10.3f %10lld\n",
+			fprintf(f, "%-18s %7ld %7ld %10.1f %10.1f %10.3f %10.3f %10lld\n",
 				moe_kind_name(i), k->tasks, k->empty,
 				k->wall / (double)k->tasks * 1e6, k->longest * 1e6, k->wall * 1e3,
-				(long long)k->rows_max);
+				k->cpu * 1e3, (long long)k->rows_max);
 	}
 	fprintf(f, "%-18s %7ld\n", "all", n);
 }

@@ -105,9 +105,6 @@ void avx512_bf16_pack_bwd(int m, const float *src, int64_t ld, const int32_t *to
 void avx512_bf16_unpack_bwd(int m, const void *panel, int64_t width, int64_t col, int64_t k,
 			    float *dst, int64_t ld);
 
-void avx512_bf16_pack_f32(int rows, const float *src, int64_t ld, int64_t k, int64_t kp, float scale,
-			  uint16_t *dst);
-
 /* grad.c */
 void avx512_bf16_pairs(int m, const float *src, int64_t ld, const int32_t *token,
 		       const float *scale, int cols, void *dst);

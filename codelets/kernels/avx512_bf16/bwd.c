@@ -124,7 +124,8 @@ static void block_tiles(const struct call *c, const struct block *b, int column,
 
 			run[i] = (struct bwd_run){ words_of(p, row, rows), c->decoded ? slice : w,
 						   p->seg->stride, p->n,
-						   (const char *)far + (ahead == BWD_HALF) * t * 512 };
+						   (const char *)far +
+							   (ahead == BWD_HALF) * t * 512 };
 			slice += c->decoded ? p->n * SLICE : 0;
 		}
 		if (c->decoded)
@@ -195,7 +196,9 @@ size_t avx512_bf16_bwd_scratch(int m, int64_t n, int columns)
 void avx512_bf16_bwd(int m, const struct moe_bwd_seg *seg, int nseg, int columns, float *y,
 		     int64_t ldy, enum moe_out out, void *scratch)
 {
-	struct call c = { seg, m, nseg, bwd_tiles(m), y, ldy, out_mode(out, y, ldy), scratch, NULL };
+	struct call c = {
+		seg, m, nseg, bwd_tiles(m), y, ldy, out_mode(out, y, ldy), scratch, NULL
+	};
 	int64_t n = 0;
 	int column = 0;
 

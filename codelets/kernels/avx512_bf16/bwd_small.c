@@ -53,9 +53,10 @@ typedef void (*steps_fn)(int steps, const uint32_t *g, const uint16_t *w, const 
 	{                                                                                          \
 		steps_of(rows, steps, g, w, ahead, sum);                                           \
 	}
-STEPS(1) STEPS(2) STEPS(3) STEPS(4) STEPS(5)
-static const steps_fn steps_by_rows[BWD_SMALL + 1] = { NULL,	steps_1, steps_2,
-						       steps_3, steps_4, steps_5 };
+STEPS(1)
+STEPS(2) STEPS(3) STEPS(4)
+	STEPS(5) static const steps_fn steps_by_rows[BWD_SMALL + 1] = { NULL,	 steps_1, steps_2,
+									steps_3, steps_4, steps_5 };
 
 /* Bytes from a read to its prefetch, in the order of reading (panel by panel). */
 static int distance_of(int m)

@@ -27,7 +27,8 @@ struct run {
 /* Lanes hold 4 partial sums of n = 4 j + lane in vector j; returns the sums in order of n. */
 INLINE __m512 fold(const __m512 v[4])
 {
-	const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+	const __m512i order =
+		_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
 	__m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
 	__m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
 	__m512d lo = _mm512_unpacklo_pd((__m512d)ab, (__m512d)cd);
@@ -69,7 +70,8 @@ INLINE void tile(const int rows, const int sets, const enum ahead ahead, const s
 						_mm_prefetch(far + 64 * l, _MM_HINT_T1);
 #pragma GCC unroll 6
 				for (int i = 0; i < rows; i++) {
-					__m128i part = _mm_loadu_si128((const __m128i *)(x + 8 * i));
+					__m128i part =
+						_mm_loadu_si128((const __m128i *)(x + 8 * i));
 					__m512i v = _mm512_broadcast_i32x4(part);
 
 					sum[s][i][0] = dot_bf16(sum[s][i][0], w0, v);
@@ -130,7 +132,8 @@ static struct run whole_segment(const struct moe_fwd_seg *seg, int row, int rows
 }
 
 /* The first segment in two parts: fetching its own rest, then the beginning of `next`. */
-static int stream_runs(const struct moe_fwd_seg *seg, int m, const uint16_t *next, struct run run[2])
+static int stream_runs(const struct moe_fwd_seg *seg, int m, const uint16_t *next,
+		       struct run run[2])
 {
 	struct run all = whole_segment(seg, 0, m);
 	int distance = MOE_MIN(stream_steps[m], all.steps), near = all.steps - distance;

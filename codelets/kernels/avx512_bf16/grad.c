@@ -35,8 +35,8 @@ void avx512_bf16_pairs(int m, const float *src, int64_t ld, const int32_t *token
 			__m512 va = _mm512_mul_ps(_mm512_loadu_ps(a + c), by_a);
 			__m512 vb = _mm512_maskz_mul_ps(both, _mm512_loadu_ps(b + c), by_b);
 
-			_mm512_storeu_si512(out + c, interleave((struct row_pair){
-							     to_bf16(va), to_bf16(vb) }));
+			_mm512_storeu_si512(
+				out + c, interleave((struct row_pair){ to_bf16(va), to_bf16(vb) }));
 		}
 	}
 }
@@ -165,8 +165,8 @@ void avx512_bf16_grad(int m, const void *a, int64_t lda, int na, const void *b, 
 				t.out = out;
 			else if (stream && live == cols)
 				t.out = MOE_OUT_STREAM;
-			(wide ? tile_8x2 : tile_16x1)(pairs, (const uint32_t *)a + i, lda, from, ldb,
-						      &t);
+			(wide ? tile_8x2 : tile_16x1)(pairs, (const uint32_t *)a + i, lda, from,
+						      ldb, &t);
 		}
 		j += cols;
 	}

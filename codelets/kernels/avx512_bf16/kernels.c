@@ -14,13 +14,14 @@ static double peak(int64_t iterations)
 {
 	__asm__ volatile("vpxorq %%zmm31, %%zmm31, %%zmm31" ::: "xmm31");
 	for (int64_t i = 0; i < iterations; i++)
-		__asm__ volatile(DOT(0) DOT(1) DOT(2) DOT(3) DOT(4) DOT(5) DOT(6) DOT(7) DOT(8)
-				 DOT(9) DOT(10) DOT(11) DOT(12) DOT(13) DOT(14) DOT(15) DOT(16)
-				 DOT(17) DOT(18) DOT(19) DOT(20) DOT(21) DOT(22) DOT(23) ::
-				 : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7",
-				   "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14",
-				   "xmm15", "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21",
-				   "xmm22", "xmm23");
+		__asm__ volatile(DOT(0) DOT(1) DOT(2) DOT(3) DOT(4) DOT(5) DOT(6) DOT(7) DOT(8) DOT(
+					 9) DOT(10) DOT(11) DOT(12) DOT(13) DOT(14) DOT(15) DOT(16)
+					 DOT(17) DOT(18) DOT(19) DOT(20) DOT(21) DOT(22) DOT(23)::
+						 : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5",
+						   "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11",
+						   "xmm12", "xmm13", "xmm14", "xmm15", "xmm16",
+						   "xmm17", "xmm18", "xmm19", "xmm20", "xmm21",
+						   "xmm22", "xmm23");
 	return (double)iterations * 24 * 64; /* 32 multiplications and additions each */
 }
 
@@ -36,7 +37,6 @@ const struct moe_tiles moe_tiles_avx512_bf16 = {
 	.pack_bwd = avx512_bf16_pack_bwd,
 	.unpack_fwd = avx512_bf16_unpack_fwd,
 	.unpack_bwd = avx512_bf16_unpack_bwd,
-	.pack_f32 = avx512_bf16_pack_f32,
 	.fwd = avx512_bf16_fwd,
 	.bwd_columns = avx512_bf16_bwd_columns,
 	.bwd_scratch = avx512_bf16_bwd_scratch,

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Forward panels: per tile [width/8][rows][8], so a row's 16 columns are two runs of 16 bytes; weight
- * panels are the same with 16 rows. */
+/* Forward panels: per tile [width/8][rows][8], so a row's 16 columns are two runs of 16 bytes. */
 #include "codelets/kernels/avx512_bf16/bf16.h"
 
 /* Row pointers of one tile: rows token[row + i], or row + i. */
@@ -28,12 +27,15 @@ void avx512_bf16_pack_fwd_bf16(int m, const uint16_t *src, int64_t ld, const int
 		rows_uint16_t(src, ld, token, row, rows, from);
 		for (int64_t c = 0; c < kp; c += 8) {
 			/* nothing is read beyond column k */
-			__mmask8 live = c + 8 <= k ? 0xff : c < k ? (__mmask8)((1 << (k - c)) - 1) : 0;
+			__mmask8 live = c + 8 <= k ? 0xff
+					: c < k	   ? (__mmask8)((1 << (k - c)) - 1)
+						   : 0;
 
 			for (int i = 0; i < rows; i++, dst += 8) {
-				__m128i v = live == 0xff
-						    ? _mm_loadu_si128((const __m128i *)(from[i] + c))
-						    : _mm_maskz_loadu_epi16(live, from[i] + c);
+				__m128i v =
+					live == 0xff
+						? _mm_loadu_si128((const __m128i *)(from[i] + c))
+						: _mm_maskz_loadu_epi16(live, from[i] + c);
 
 				_mm_storeu_si128((__m128i *)dst, v);
 			}
@@ -61,7 +63,8 @@ void avx512_bf16_pack_fwd(int m, const float *src, int64_t ld, const int32_t *to
 			for (int i = 0; i < rows; i++) {
 				__m256i v = to_bf16(_mm512_maskz_loadu_ps(live, from[i] + c));
 
-				_mm_storeu_si128((__m128i *)(dst + 8 * i), _mm256_castsi256_si128(v));
+				_mm_storeu_si128((__m128i *)(dst + 8 * i),
+						 _mm256_castsi256_si128(v));
 				_mm_storeu_si128((__m128i *)(dst + 8 * (rows + i)),
 						 _mm256_extracti128_si256(v, 1));
 			}
@@ -89,29 +92,5 @@ void avx512_bf16_unpack_fwd(int m, const void *panel, int64_t width, int64_t col
 							 (__mmask8)((1 << live) - 1),
 							 _mm256_slli_epi32(v, 16));
 			}
-	}
-}
-
-void avx512_bf16_pack_f32(int rows, const float *src, int64_t ld, int64_t k, int64_t kp, float scale,
-			  uint16_t *dst)
-{
-	__m512 factor = _mm512_set1_ps(scale);
-
-	for (int64_t c = 0; c < kp; c += 16, dst += 16 * MOE_PACK_N) {
-		__mmask16 live = c + 16 <= k ? 0xffff : c < k ? (__mmask16)((1 << (k - c)) - 1) : 0;
-
-		for (int i = 0; i < MOE_PACK_N; i++) {
-			__m256i v = _mm256_setzero_si256();
-
-			/* the next panel's rows: they may lie pages apart, which no hardware
-			 * foresees */
-			_mm_prefetch((const char *)(src + (i + MOE_PACK_N) * ld + c), _MM_HINT_T0);
-			if (i < rows)
-				v = to_bf16(_mm512_mul_ps(
-					factor, _mm512_maskz_loadu_ps(live, src + i * ld + c)));
-			_mm_store_si128((__m128i *)(dst + 8 * i), _mm256_castsi256_si128(v));
-			_mm_store_si128((__m128i *)(dst + 8 * (MOE_PACK_N + i)),
-					_mm256_extracti128_si256(v, 1));
-		}
 	}
 }

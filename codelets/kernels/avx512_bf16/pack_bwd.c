@@ -49,9 +49,7 @@ static void pack_tile(const float *const from[16], int rows, int64_t k, int64_t 
 	__mmask8 keep = rows >= GROUP ? 0xff : (__mmask8)((1 << rows) - 1);
 
 	for (int64_t c = 0; c < kp; c += 16, dst += 8 * rows) {
-		__mmask16 live = c + 16 <= k ? 0xffff
-				 : c < k     ? (__mmask16)((1 << (k - c)) - 1)
-					     : 0;
+		__mmask16 live = c + 16 <= k ? 0xffff : c < k ? (__mmask16)((1 << (k - c)) - 1) : 0;
 
 		if (keep != 0xff) {
 			pack_group(from, c, live, rows, keep, dst);
@@ -77,8 +75,7 @@ void avx512_bf16_pack_bwd(int m, const float *src, int64_t ld, const int32_t *to
 
 			from[i] = src + (token ? token[at] : at) * ld;
 		}
-		pack_tile(from, rows, k, kp,
-			  (uint32_t *)panel + (row * width + col * rows) / 2);
+		pack_tile(from, rows, k, kp, (uint32_t *)panel + (row * width + col * rows) / 2);
 	}
 }
 
@@ -94,7 +91,7 @@ void avx512_bf16_unpack_bwd(int m, const void *panel, int64_t width, int64_t col
 		src = (const uint16_t *)panel + row * width + col * rows;
 		for (int i = 0; i < rows; i++)
 			for (int64_t c = 0; c < k; c++)
-				dst[(row + i) * ld + c] = moe_bf16_to_f32(
-					src[2 * (c / 2 * rows + i) + c % 2]);
+				dst[(row + i) * ld + c] =
+					moe_bf16_to_f32(src[2 * (c / 2 * rows + i) + c % 2]);
 	}
 }

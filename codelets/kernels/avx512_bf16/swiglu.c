@@ -36,14 +36,14 @@ INLINE struct sigmoid sigmoid(__m512 x)
 {
 	const __m512 one = _mm512_set1_ps(1.0f), zero = _mm512_setzero_ps();
 	__mmask16 negative = _mm512_cmp_ps_mask(x, zero, _CMP_LT_OQ);
-	/* -inf * 0 is NaN, as in x / (1 + e^-x) */
-	__mmask16 infinite = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-INFINITY), _CMP_EQ_OQ);
+	/* e^-x is infinite in double: 0, so that -inf * 0 and 0 * inf are NaN as there */
+	__mmask16 lost = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-709.7f), _CMP_LT_OQ);
 	__m512 n, p = exp_minus(_mm512_abs_ps(x), &n), e = _mm512_scalef_ps(p, n);
 	__m512 large = _mm512_div_ps(one, _mm512_add_ps(one, e));
 	struct sigmoid out;
 
 	out.s = _mm512_mask_mul_ps(large, negative, large, p);
-	out.s = _mm512_mask_mov_ps(out.s, infinite, zero);
+	out.s = _mm512_mask_mov_ps(out.s, lost, zero);
 	out.rest = _mm512_mask_mul_ps(large, (__mmask16)~negative, large, e);
 	n = _mm512_maskz_mov_ps(negative, n);
 	out.low = _mm512_roundscale_ps(_mm512_mul_ps(n, _mm512_set1_ps(0.5f)), 8);

@@ -25,7 +25,7 @@ static double exp_sum(int64_t n, const float *x, float base)
 }
 
 void OWN(ce_partial)(int m, int64_t v0, int64_t v1, const float *logits, int64_t ld,
-		    const int32_t *label, float *max, float *sum, float *tgt)
+		     const int32_t *label, float *max, float *sum, float *tgt)
 {
 	for (int64_t i = 0; i < m; i++) {
 		const float *row = logits + i * ld;
@@ -38,7 +38,7 @@ void OWN(ce_partial)(int m, int64_t v0, int64_t v1, const float *logits, int64_t
 }
 
 void OWN(ce_bwd)(int m, int64_t v0, int64_t v1, float *logits, int64_t ld, const int32_t *label,
-		const float *lse, float scale)
+		 const float *lse, float scale)
 {
 	for (int64_t i = 0; i < m; i++) {
 		float *row = logits + i * ld;

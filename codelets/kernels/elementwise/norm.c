@@ -9,7 +9,7 @@ static double inverse_rms(int n, const float *x, float eps)
 }
 
 void OWN(rmsnorm)(int m, int n, const float *x, int64_t ldx, const float *w, float eps, float *y,
-		 int64_t ldy)
+		  int64_t ldy)
 {
 	for (int64_t i = 0; i < m; i++) {
 		const float *row = x + i * ldx;
@@ -35,7 +35,7 @@ static double dot3(int n, const float *a, const float *b, const float *c)
 
 /* With s = inverse_rms(x) and g = w dy: dx = s g - x s^3 / n sum(g x) */
 void OWN(rmsnorm_bwd)(int m, int n, const float *x, int64_t ldx, const float *w, float eps,
-		     const float *dy, int64_t lddy, float *dx, int64_t lddx, bool accumulate)
+		      const float *dy, int64_t lddy, float *dx, int64_t lddx, bool accumulate)
 {
 	for (int64_t i = 0; i < m; i++) {
 		const float *row = x + i * ldx, *grad = dy + i * lddy;

@@ -11,7 +11,7 @@ double OWN(sum_squares)(int64_t n, const float *g)
  * torch.optim.AdamW (_single_tensor_adamw). The coefficients are computed in double.
  */
 void OWN(adamw)(int64_t n, float *restrict p, const float *restrict g, float *restrict m,
-	       float *restrict v, const struct moe_adamw *o)
+		float *restrict v, const struct moe_adamw *o)
 {
 	double b1 = o->beta1;
 	double b2 = o->beta2;

@@ -13,7 +13,7 @@ static void rotate(int half, float *restrict lo, float *restrict hi, const float
 }
 
 void OWN(rope)(int m, int heads, int dim, float *x, int64_t ld, const int32_t *position,
-	      const float *cs, int direction)
+	       const float *cs, int direction)
 {
 	int half = dim / 2;
 

@@ -16,7 +16,7 @@ void OWN(swiglu)(int64_t n, const float *gate, const float *up, float *h)
  * neither overflows nor cancels. By blocks, as the outputs may alias dh.
  */
 void OWN(swiglu_bwd)(int64_t n, const float *gate, const float *up, const float *dh, float *dgate,
-		    float *dup)
+		     float *dup)
 {
 	float dg[BLOCK], du[BLOCK];
 

@@ -13,62 +13,79 @@
 #include "codelets/kernels/fma/fma_rows.h"
 
 #define BWD_ROWS (VEC_LANES == 16 ? 12 : 6)
-#define BWD_FEW 6    /* up to this many rows walk the weights in memory order */
+/* Up to this many rows walk the weights in memory order. */
+#define BWD_FEW (VEC_LANES == 16 ? 6 : 3)
 #define BWD_SLICE 32 /* columns of a call for more rows */
 #define BWD_BLOCK 128
+#define BWD_WIDE (VEC_LANES == 16)
 
-/* `lines` cache lines at `ahead` are prefetched into L2 per two n. */
+/*
+ * Per two n, `lines` cache lines at `ahead` are prefetched into L2. `near`: the next panel is
+ * prefetched from there into L1 (from memory that would run at half the rate).
+ */
 struct bwd_run {
 	const float *g;
 	const uint16_t *w;
 	int64_t stride; /* elements between panels */
 	int panels, lines;
 	const char *ahead;
+	bool near;
 	bool first; /* sums start from zero */
 	float *c;
 	int64_t ldc;
+	float *wide; /* [n][32] weights as f32: written, or read; NULL: neither */
 };
 
 typedef void bwd_kernel(const struct bwd_run *run);
 
-/* One n: w is its row in the first of the blocks. */
-VEC_INLINE void bwd_step(const int rows, const int vecs, const float *g, const uint16_t *w,
-			 vec c[12][8])
+/* The weights of one n, whose row in the first of the blocks is at w. */
+VEC_INLINE vec bwd_weights(const int read, const uint16_t *w, const float *wide, int j)
 {
-	vec a[3], b[8], one;
+	if (read)
+		return vec_load(wide + j * VEC_LANES);
+	return vec_widen(w + VEC_LANES / 8 * BWD_BLOCK * j, BWD_BLOCK);
+}
 
-	if (rows <= 3) {
-#pragma GCC unroll 3
-		for (int i = 0; i < rows; i++)
-			a[i] = vec_set1(g[i]);
+VEC_INLINE void bwd_step(const int rows, const int vecs, const int read, const float *g,
+			 const uint16_t *w, float *wide, vec c[12][8])
+{
+	const int held = rows <= 2 ? 1 : MOE_MIN(vecs, VEC_HELD);
+	vec b[VEC_HELD], a;
+
 #pragma GCC unroll 8
-		for (int j = 0; j < vecs; j++) {
-			one = vec_widen(w + VEC_LANES / 8 * BWD_BLOCK * j, BWD_BLOCK);
-#pragma GCC unroll 3
-			for (int i = 0; i < rows; i++)
-				VEC_FMA(c[i][j], one, a[i]);
-		}
-		return;
-	}
-#pragma GCC unroll 8
-	for (int j = 0; j < vecs; j++)
-		b[j] = vec_widen(w + VEC_LANES / 8 * BWD_BLOCK * j, BWD_BLOCK);
+	for (int j = 0; j < vecs; j += held) {
+#pragma GCC unroll 4
+		for (int l = 0; l < held; l++)
+			b[l] = bwd_weights(read, w, wide, j + l);
+		if (BWD_WIDE && !read && wide)
+#pragma GCC unroll 4
+			for (int l = 0; l < held; l++)
+				vec_store(wide + (j + l) * VEC_LANES, b[l]);
 #pragma GCC unroll 12
-	for (int i = 0; i < rows; i++) {
-		one = vec_set1(g[i]);
-#pragma GCC unroll 8
-		for (int j = 0; j < vecs; j++)
-			VEC_FMA(c[i][j], b[j], one);
+		for (int i = 0; i < rows; i++) {
+			if (VEC_LANES == 8 && held == 2 && rows == 3) {
+				VEC_FMA2("vbroadcastss", g[i], b, c[i] + j);
+				continue;
+			}
+			a = vec_set1(g[i]);
+#pragma GCC unroll 4
+			for (int l = 0; l < held; l++)
+				VEC_FMA(c[i][j + l], b[l], a);
+		}
+		if (vecs > held)
+			VEC_RELOAD();
 	}
 }
 
-VEC_INLINE void bwd_body(const int rows, const int vecs, const struct bwd_run *run)
+VEC_INLINE void bwd_body(const int rows, const int vecs, const int read, const struct bwd_run *run)
 {
 	vec c[12][8];
 	const float *g = run->g;
 	const uint16_t *w = run->w;
 	const char *ahead = run->ahead;
+	float *wide = run->wide;
 	int lines = run->lines;
+	const int each = vecs / VEC_PANEL; /* lines of a panel per two n */
 
 #pragma GCC unroll 12
 	for (int i = 0; i < rows; i++)
@@ -83,13 +100,24 @@ VEC_INLINE void bwd_body(const int rows, const int vecs, const struct bwd_run *r
 				c[i][j] = vec_load(run->c + i * run->ldc + j * VEC_LANES);
 	for (int p = run->panels; p > 0; p--) {
 		const char *line = ahead;
+		const char *near = run->near ? (const char *)(w + run->stride) : NULL;
 
 		for (int n = 0; n < 16; n += 2) {
 			for (int l = 0; l < lines; l++)
 				vec_prefetch_l2(line + 64 * l);
 			line += 64 * lines;
-			bwd_step(rows, vecs, g, w + 8 * n, c);
-			bwd_step(rows, vecs, g + rows, w + 8 * n + 8, c);
+			if (near) {
+#pragma GCC unroll 4
+				for (int l = 0; l < each; l++)
+					vec_prefetch_l1(near + 64 * l);
+				near += 64 * each;
+			}
+			bwd_step(rows, vecs, read, g, w + 8 * n, wide, c);
+			if (BWD_WIDE && wide)
+				wide += BWD_SLICE;
+			bwd_step(rows, vecs, read, g + rows, w + 8 * n + 8, wide, c);
+			if (BWD_WIDE && wide)
+				wide += BWD_SLICE;
 			g += 2 * rows;
 		}
 		w += run->stride;
@@ -105,7 +133,12 @@ VEC_INLINE void bwd_body(const int rows, const int vecs, const struct bwd_run *r
 #define BWD_KERNEL(rows, vecs)                                                                     \
 	static __attribute__((noinline)) void bwd_##rows##_##vecs(const struct bwd_run *run)       \
 	{                                                                                          \
-		bwd_body(rows, vecs, run);                                                         \
+		bwd_body(rows, vecs, 0, run);                                                      \
+	}
+#define BWD_READER(rows)                                                                           \
+	static __attribute__((noinline)) void bwd_##rows##_read(const struct bwd_run *run)         \
+	{                                                                                          \
+		bwd_body(rows, 2, 1, run);                                                         \
 	}
 
 /* bwd_kernels[rows][v] takes 16 << v columns; NULL: too many accumulators. */
@@ -120,18 +153,25 @@ BWD_KERNELS(3)
 BWD_KERNELS(4)
 BWD_KERNELS(5)
 BWD_KERNELS(6)
+BWD_READER(6)
 BWD_KERNEL(7, 1)
 BWD_KERNEL(7, 2)
+BWD_READER(7)
 BWD_KERNEL(8, 1)
 BWD_KERNEL(8, 2)
+BWD_READER(8)
 BWD_KERNEL(9, 1)
 BWD_KERNEL(9, 2)
+BWD_READER(9)
 BWD_KERNEL(10, 1)
 BWD_KERNEL(10, 2)
+BWD_READER(10)
 BWD_KERNEL(11, 1)
 BWD_KERNEL(11, 2)
+BWD_READER(11)
 BWD_KERNEL(12, 1)
 BWD_KERNEL(12, 2)
+BWD_READER(12)
 static bwd_kernel *const bwd_kernels[13][3] = {
 	{ NULL },
 	{ bwd_1_1, bwd_1_2, bwd_1_4 },
@@ -146,6 +186,10 @@ static bwd_kernel *const bwd_kernels[13][3] = {
 	{ bwd_10_1, bwd_10_2 },
 	{ bwd_11_1, bwd_11_2 },
 	{ bwd_12_1, bwd_12_2 },
+};
+static bwd_kernel *const bwd_readers[13] = {
+	[6] = bwd_6_read,   [7] = bwd_7_read,	[8] = bwd_8_read,   [9] = bwd_9_read,
+	[10] = bwd_10_read, [11] = bwd_11_read, [12] = bwd_12_read,
 };
 #else
 BWD_KERNEL(1, 2)
@@ -167,6 +211,7 @@ static bwd_kernel *const bwd_kernels[7][3] = {
 	{ bwd_5_2 },
 	{ bwd_6_2 },
 };
+static bwd_kernel *const bwd_readers[7];
 #endif
 
 /* The widest kernel for columns col..columns; returns its columns. */
@@ -188,8 +233,9 @@ static int fma_bwd_columns(int m)
 
 static size_t fma_bwd_scratch(int m, int64_t n, int columns)
 {
-	(void)n;
-	return m <= BWD_FEW ? (size_t)m * (size_t)columns * sizeof(float) : 0;
+	if (m <= BWD_FEW)
+		return (size_t)m * (size_t)columns * sizeof(float);
+	return BWD_WIDE && m > BWD_ROWS ? (size_t)n * BWD_SLICE * sizeof(float) : 0;
 }
 
 /* Sums into scratch [m, columns]. What is prefetched is the same columns some panels on: 8 KB of
@@ -197,13 +243,14 @@ static size_t fma_bwd_scratch(int m, int64_t n, int columns)
 static void bwd_few(int m, const struct moe_bwd_seg *seg, int nseg, int columns, float *sum)
 {
 	int away = MOE_MAX(1, 8192 / (16 * 2 * columns));
+	bool first = true;
 
 	for (int s = 0; s < nseg; s++, seg++)
 		for (int n = 0; n < seg->n; n += 16) {
 			struct bwd_run run = {
 				.g = (const float *)seg->g + (int64_t)(seg->col + n) * m,
 				.panels = 1,
-				.first = s == 0 && n == 0,
+				.first = first,
 				.ldc = columns,
 			};
 			const uint16_t *w = seg->w + n / 16 * seg->stride;
@@ -217,7 +264,10 @@ static void bwd_few(int m, const struct moe_bwd_seg *seg, int nseg, int columns,
 				run.c = sum + col;
 				kernel(&run);
 			}
+			first = false;
 		}
+	if (first) /* no n at all */
+		memset(sum, 0, (size_t)m * (size_t)columns * sizeof *sum);
 }
 
 /*
@@ -225,7 +275,7 @@ static void bwd_few(int m, const struct moe_bwd_seg *seg, int nseg, int columns,
  * prefetch half of the next slice each.
  */
 static void bwd_slice(const struct fma_tile *t, const struct moe_bwd_seg *seg, int nseg, int col,
-		      int columns, float *sum)
+		      int columns, float *wide, float *sum)
 {
 	bwd_kernel *kernel;
 	int width = bwd_pick(t->rows, columns, &kernel), passes = columns / width;
@@ -244,12 +294,19 @@ static void bwd_slice(const struct fma_tile *t, const struct moe_bwd_seg *seg, i
 				seg->n / 16,
 				calls == 1 ? 2 : call < 2,
 				(const char *)next + call % 2 * 16 * columns,
+				true,
 				s == 0,
 				sum + p * width,
-				BWD_SLICE,
+				columns,
+				wide,
 			};
 
-			kernel(&run);
+			if (wide && t->index)
+				bwd_readers[t->rows](&run);
+			else
+				kernel(&run);
+			if (wide)
+				wide += seg->n * BWD_SLICE;
 		}
 }
 
@@ -272,11 +329,13 @@ static void fma_bwd(int m, const struct moe_bwd_seg *seg, int nseg, int columns,
 		{
 			int width = MOE_MIN(BWD_SLICE, columns - col);
 
-			bwd_slice(&t, seg, nseg, col, width, sum);
+			bwd_slice(&t, seg, nseg, col, width,
+				  BWD_WIDE && t.count > 1 && width == BWD_SLICE ? scratch : NULL,
+				  sum);
 			for (int i = 0; i < t.rows; i++)
 				for (int j = 0; j < width; j += VEC_LANES)
 					fma_put(y + (t.row + i) * ldy + col + j,
-						vec_load(sum + i * BWD_SLICE + j), out);
+						vec_load(sum + i * width + j), out);
 		}
 }
 

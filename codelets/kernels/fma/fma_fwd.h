@@ -14,8 +14,9 @@
 #include "codelets/kernels/fma/fma_rows.h"
 
 #define FWD_ROWS 6
-#define FWD_BLOCK 128			      /* elements of 16 n x 8 k */
-#define FWD_VECS (4 * VEC_PANEL)	      /* accumulators of one row: 16 n x 4 partial sums */
+#define FWD_BLOCK 128		 /* elements of 16 n x 8 k */
+#define FWD_VECS (4 * VEC_PANEL) /* accumulators of one row: 16 n x 4 partial sums */
+#define FWD_AHEAD (VEC_PANEL > 1 ? 16384 : 8192)
 #define FWD_K (VEC_PANEL > 1 ? 512 : 1 << 30) /* k of one run where there are passes */
 
 /* `lines` cache lines at `ahead` are prefetched into L2 per block. */
@@ -29,34 +30,28 @@ struct fwd_run {
 
 typedef void fwd_kernel(const struct fwd_run *run, float *acc);
 
+/* The even or the odd k of a block. Weights are held as registers allow, and activations are
+ * broadcast again for the next group. */
 VEC_INLINE void fwd_half(const int rows, const int vecs, const int odd, const float *x,
 			 const uint16_t *w, vec c[FWD_ROWS][FWD_VECS])
 {
-	vec a[3], b[FWD_VECS], one;
+	const int held = rows <= 2 ? 1 : VEC_HELD;
+	vec b[VEC_HELD], a;
 
-	if (rows <= 3) {
-#pragma GCC unroll 3
-		for (int i = 0; i < rows; i++)
-			a[i] = vec_broadcast4(x + 8 * i + 4 * odd);
 #pragma GCC unroll 8
-		for (int j = 0; j < vecs; j++) {
-			one = odd ? vec_odd(w + 2 * VEC_LANES * j)
-				  : vec_even(w + 2 * VEC_LANES * j);
-#pragma GCC unroll 3
-			for (int i = 0; i < rows; i++)
-				VEC_FMA(c[i][j], one, a[i]);
-		}
-		return;
-	}
-#pragma GCC unroll 8
-	for (int j = 0; j < vecs; j++)
-		b[j] = odd ? vec_odd(w + 2 * VEC_LANES * j) : vec_even(w + 2 * VEC_LANES * j);
+	for (int j = 0; j < vecs; j += held) {
+#pragma GCC unroll 4
+		for (int l = 0; l < held; l++, w += 2 * VEC_LANES)
+			b[l] = odd ? vec_odd(w) : vec_even(w);
 #pragma GCC unroll 6
-	for (int i = 0; i < rows; i++) {
-		one = vec_broadcast4(x + 8 * i + 4 * odd);
-#pragma GCC unroll 8
-		for (int j = 0; j < vecs; j++)
-			VEC_FMA(c[i][j], b[j], one);
+		for (int i = 0; i < rows; i++) {
+			a = vec_broadcast4(x + 8 * i + 4 * odd);
+#pragma GCC unroll 4
+			for (int l = 0; l < held; l++)
+				VEC_FMA(c[i][j + l], b[l], a);
+		}
+		if (held > 1)
+			VEC_RELOAD();
 	}
 }
 
@@ -81,15 +76,8 @@ VEC_INLINE void fwd_body(const int rows, const int vecs, const struct fwd_run *r
 			for (int j = 0; j < vecs; j++)
 				c[i][j] = vec_load(acc + (i * FWD_VECS + j) * VEC_LANES);
 	for (int k = run->blocks; k > 0; k--) {
-		if (lines) {
+		for (int l = 0; l < lines; l++, ahead += 64)
 			vec_prefetch_l2(ahead);
-			vec_prefetch_l2(ahead + 64);
-			if (lines > 2) {
-				vec_prefetch_l2(ahead + 128);
-				vec_prefetch_l2(ahead + 192);
-			}
-			ahead += 64 * lines;
-		}
 		fwd_half(rows, vecs, 0, x, w, c);
 		VEC_RELOAD();
 		fwd_half(rows, vecs, 1, x, w, c);
@@ -131,35 +119,38 @@ FWD_KERNEL(6, 2)
 static fwd_kernel *const fwd_kernels[FWD_ROWS + 1] = { NULL,  fwd_1, fwd_2, fwd_3,
 						       fwd_4, fwd_5, fwd_6 };
 
-/* All of one segment for one tile. */
+/* All of one segment for one tile; `lines` of each block's 4 are prefetched, by all passes
+ * together. */
 static void fwd_segment(const struct fma_tile *t, const struct moe_fwd_seg *seg, bool first,
 			const char *ahead, int lines, float *acc)
 {
 	const float *x = (const float *)seg->x + t->row * seg->width + (int64_t)seg->col * t->rows;
-	int vecs = FWD_PASS(t->rows);
+	int vecs = FWD_PASS(t->rows), passes = FWD_VECS / vecs;
 
 	for (int k = 0; k < seg->k; k += FWD_K) {
 		int width = MOE_MIN(FWD_K, seg->k - k);
 		struct fwd_run run = { x + (int64_t)k * t->rows,
 				       seg->w + (int64_t)16 * k,
 				       width / 8,
-				       lines,
+				       0,
 				       ahead,
 				       first };
 
-		for (int j = 0; j < FWD_VECS; j += vecs) {
-			fwd_kernels[t->rows](&run, acc + j * VEC_LANES);
+		for (int p = 0; p < passes; p++) {
+			run.lines = (p + 1) * lines / passes - p * lines / passes;
+			fwd_kernels[t->rows](&run, acc + p * vecs * VEC_LANES);
 			run.w += 2 * VEC_LANES * vecs;
-			run.lines = 0;
+			run.ahead += (int64_t)run.lines * 64 * run.blocks;
 		}
-		ahead += (int64_t)lines * 64 * (width / 8);
+		ahead = run.ahead;
 		first = false;
 	}
 }
 
 /*
- * A single tile prefetches its own weights 8 KB ahead. Of more tiles the first two prefetch half of
- * what comes next each, into L2: the panel at hand was fetched in the same way.
+ * A single tile prefetches its own weights: 8 KB ahead, or the next run where there are passes. Of
+ * more tiles the first two prefetch half of what comes next each, into L2: the panel at hand was
+ * fetched in the same way.
  */
 static void fma_fwd(int m, const struct moe_fwd_seg *seg, int nseg, const uint16_t *next, float *y,
 		    int64_t ldy, enum moe_out out)
@@ -169,15 +160,22 @@ static void fma_fwd(int m, const struct moe_fwd_seg *seg, int nseg, const uint16
 	out = fma_out(out, y, ldy);
 	FMA_EACH_TILE(t, m, FWD_ROWS)
 	{
-		const char *ahead = (const char *)seg->w + 8192;
+		const char *ahead = (const char *)seg->w + FWD_AHEAD;
 		int lines = 4;
+		bool first = true;
 
 		if (t.count > 1) {
 			ahead = (const char *)next + (int64_t)t.index * 16 * seg->k;
 			lines = next && t.index < 2 ? 2 : 0;
 		}
-		for (int s = 0; s < nseg; s++)
-			fwd_segment(&t, seg + s, s == 0, ahead, s ? 0 : lines, acc);
+		for (int s = 0; s < nseg; s++) {
+			if (!seg[s].k)
+				continue;
+			fwd_segment(&t, seg + s, first, ahead, s ? 0 : lines, acc);
+			first = false;
+		}
+		if (first)
+			memset(acc, 0, sizeof acc);
 		for (int i = 0; i < t.rows; i++) {
 			vec v[FWD_VECS], sum[VEC_PANEL];
 

@@ -18,8 +18,27 @@
  */
 #define VEC_FMA(c, a, b) __asm__("vfmadd231ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b))
 
+/*
+ * c[0] += a * b[0], c[1] += a * b[1] with `a` broadcast from memory: in one piece where there are
+ * 16 registers, as gcc hoists one load more than they hold, and spills.
+ */
+#define VEC_FMA2(broadcast, memory, b, c)                                                          \
+	do {                                                                                       \
+		vec fma2_;                                                                         \
+		__asm__ volatile(broadcast " %3, %2\n\t"                                           \
+					   "vfmadd231ps %2, %4, %0\n\t"                            \
+					   "vfmadd231ps %2, %5, %1"                                \
+				 : "+v"((c)[0]), "+v"((c)[1]), "=&v"(fma2_)                        \
+				 : "m"(memory), "v"((b)[0]), "v"((b)[1]));                         \
+	} while (0)
+
 /* Keeps the compiler from holding what it can load again: registers are for accumulators. */
 #define VEC_RELOAD() __asm__ volatile("" ::: "memory")
+
+VEC_INLINE void vec_prefetch_l1(const void *p)
+{
+	_mm_prefetch(p, _MM_HINT_T0);
+}
 
 VEC_INLINE void vec_prefetch_l2(const void *p)
 {
@@ -29,6 +48,7 @@ VEC_INLINE void vec_prefetch_l2(const void *p)
 #if defined(__AVX512F__)
 
 #define VEC_LANES 16
+#define VEC_HELD 4 /* weight vectors in registers beside the accumulators */
 typedef __m512 vec;
 
 VEC_INLINE vec vec_zero(void)
@@ -85,18 +105,13 @@ VEC_INLINE vec vec_odd(const uint16_t *p)
 	return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), high));
 }
 
-/* 8 bf16 at p and, `step` elements on, 8 more, in order. In every 128 bits the bytes of one quarter
- * move to upper halves: one shuffle, and no shift. */
+/* 8 bf16 at p and, `step` elements on, 8 more, in order. */
 VEC_INLINE vec vec_widen(const uint16_t *p, int step)
 {
-	const __m512i spread = _mm512_set_epi32(0x0f0e8080, 0x0d0c8080, 0x0b0a8080, 0x09088080,
-						0x07068080, 0x05048080, 0x03028080, 0x01008080,
-						0x0f0e8080, 0x0d0c8080, 0x0b0a8080, 0x09088080,
-						0x07068080, 0x05048080, 0x03028080, 0x01008080);
-	__m512i v = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p));
+	__m256i v = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)p));
 
-	v = _mm512_mask_broadcast_i32x4(v, 0xff00, _mm_loadu_si128((const __m128i *)(p + step)));
-	return _mm512_castsi512_ps(_mm512_shuffle_epi8(v, spread));
+	v = _mm256_inserti128_si256(v, _mm_loadu_si128((const __m128i *)(p + step)), 1);
+	return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16));
 }
 
 /* The first n lanes. */
@@ -127,6 +142,7 @@ VEC_INLINE void vec_fold16(const vec v[4], vec out[1])
 #elif defined(__AVX2__)
 
 #define VEC_LANES 8
+#define VEC_HELD 2
 typedef __m256 vec;
 
 VEC_INLINE vec vec_zero(void)
@@ -183,15 +199,13 @@ VEC_INLINE vec vec_odd(const uint16_t *p)
 	return _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32((int)0xffff0000u)));
 }
 
-/* 8 bf16 at p in order: in each half the bytes of its own elements move to upper halves. */
+/* 8 bf16 at p, in order. */
 VEC_INLINE vec vec_widen(const uint16_t *p, int step)
 {
-	const __m256i spread = _mm256_set_epi32(0x0f0e8080, 0x0d0c8080, 0x0b0a8080, 0x09088080,
-						0x07068080, 0x05048080, 0x03028080, 0x01008080);
 	__m128i v = _mm_loadu_si128((const __m128i *)p);
 
 	(void)step;
-	return _mm256_castsi256_ps(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(v), spread));
+	return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16));
 }
 
 VEC_INLINE __m256i vec_part_mask(int n)

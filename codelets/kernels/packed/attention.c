@@ -32,9 +32,8 @@ struct attention_scratch {
 
 /* The whole of one call. */
 struct call {
+	const struct moe_attention_ops *ops;
 	const struct moe_tiles *t;
-	const struct moe_softmax_ops *softmax;
-	moe_to_bf16 *to_bf16;
 	const struct moe_attention *a;
 	int64_t kp, ldq, ldk; /* padded dim; rows of q, o and of k, v */
 	struct attention_scratch s;
@@ -78,15 +77,15 @@ size_t moe_packed_attention_scratch(const struct moe_tiles *t, int dim)
 	return c.used;
 }
 
-static struct call call_of(const struct moe_tiles *t, const struct moe_softmax_ops *softmax,
-			   moe_to_bf16 *to_bf16, const struct moe_attention *a, void *scratch)
+static struct call call_of(const struct moe_attention_ops *ops, const struct moe_attention *a,
+			   void *scratch)
 {
 	struct moe_carver carver = { .base = scratch };
-	struct call c = { t, softmax, to_bf16, a, .kp = moe_round_up(a->dim, MOE_PACK_K) };
+	struct call c = { ops, ops->tiles, a, .kp = moe_round_up(a->dim, MOE_PACK_K) };
 
 	c.ldq = (int64_t)a->heads * a->dim;
 	c.ldk = (int64_t)a->kv_heads * a->dim;
-	c.s = carve(t, &carver, c.kp);
+	c.s = carve(c.t, &carver, c.kp);
 	return c;
 }
 
@@ -108,7 +107,11 @@ static size_t at_k(const struct call *c, int row, int kv_head)
 /* n rows of dim as a packed weight */
 static void pack_weight(const struct call *c, int n, const float *src, int64_t ld, uint16_t *w)
 {
-	moe_packed_pack_f32(c->t, c->to_bf16, n, src, ld, c->a->dim, c->kp, 1, w);
+	int64_t block = c->t->layout == MOE_LAYOUT_BLOCKS32 ? 32 : 8;
+
+	for (int i = 0; i < n; i += MOE_PACK_N, w += moe_packed_stride(c->kp))
+		c->ops->pack_rows(block, MOE_MIN(MOE_PACK_N, n - i), c->a->dim, c->kp, src + i * ld, ld,
+				  1, w);
 }
 
 /*
@@ -121,7 +124,7 @@ static void pack_panel(const struct call *c, int m, const float *src, int64_t ld
 		c->t->pack_fwd(m, src, ld, NULL, c->a->dim, c->kp, panel, c->kp, 0);
 		return;
 	}
-	c->to_bf16(m, c->a->dim, src, ld, c->s.rows, c->kp);
+	c->ops->to_bf16(m, c->a->dim, src, ld, c->s.rows, c->kp);
 	c->t->pack_fwd_bf16(m, c->s.rows, c->kp, NULL, c->kp, c->kp, panel, c->kp, 0);
 }
 
@@ -234,20 +237,19 @@ static void forward_rows(const struct call *c, int q0, int m, int h0, int h1)
 		spans(a, q0, m, k, n, &tile);
 		for (int h = 0; h < h1 - h0; h++) {
 			products(c, m, tile.n, c->s.panel[0][h], c->s.w[0], c->s.s);
-			c->softmax->weights(&tile, k == first, c->s.s, &state[h]);
+			c->ops->softmax.weights(&tile, k == first, c->s.s, &state[h]);
 			apply(c, m, tile.n, c->s.s, c->s.w[1], c->s.sum[h], k > first);
 		}
 	}
 	for (int h = h0; h < h1; h++)
-		c->softmax->finish(m, &state[h - h0], a->o + at_q(c, q0, h), c->ldq,
+		c->ops->softmax.finish(m, &state[h - h0], a->o + at_q(c, q0, h), c->ldq,
 				   a->lse + at_row(a, q0, h));
 }
 
-void moe_packed_attention(const struct moe_tiles *t, const struct moe_softmax_ops *softmax,
-			  moe_to_bf16 *to_bf16, const struct moe_attention *a, int q0, int q1, int h0,
-			  int h1, void *scratch)
+void moe_packed_attention(const struct moe_attention_ops *ops, const struct moe_attention *a, int q0,
+			  int q1, int h0, int h1, void *scratch)
 {
-	struct call c = call_of(t, softmax, to_bf16, a, scratch);
+	struct call c = call_of(ops, a, scratch);
 
 	for (int h = h0, end; h < h1; h = end) {
 		end = heads_end(a, h, h1);
@@ -256,15 +258,15 @@ void moe_packed_attention(const struct moe_tiles *t, const struct moe_softmax_op
 	}
 }
 
-void moe_packed_attention_centre(const struct moe_softmax_ops *softmax,
-				 const struct moe_attention *a, int q0, int q1)
+void moe_packed_attention_centre(const struct moe_attention_ops *ops, const struct moe_attention *a,
+				 int q0, int q1)
 {
 	for (int i = q0; i < q1; i++)
 		for (int h = 0; h < a->heads; h++) {
 			size_t at = ((size_t)i * (size_t)a->heads + (size_t)h) * (size_t)a->dim;
 
 			a->centre[at_row(a, i, h)] =
-				softmax->dot(a->dim, a->grad_o + at, a->o + at);
+				ops->softmax.dot(a->dim, a->grad_o + at, a->o + at);
 		}
 }
 
@@ -289,7 +291,7 @@ static void backward_rows(const struct call *c, int q0, int m, int h0, int h1)
 
 			products(c, m, tile.n, c->s.panel[0][h], c->s.w[0], c->s.s);
 			products(c, m, tile.n, c->s.panel[1][h], c->s.w[1], c->s.d);
-			c->softmax->backward(&tile, false, a->lse + row, a->centre + row, c->s.s,
+			c->ops->softmax.backward(&tile, false, a->lse + row, a->centre + row, c->s.s,
 					     c->s.d);
 			apply(c, m, tile.n, c->s.d, c->s.w[0], c->s.sum[h], k > first);
 		}
@@ -298,11 +300,10 @@ static void backward_rows(const struct call *c, int q0, int m, int h0, int h1)
 		copy_rows(c, m, c->s.sum[h - h0], a->grad_q + at_q(c, q0, h), c->ldq);
 }
 
-void moe_packed_attention_bwd_q(const struct moe_tiles *t, const struct moe_softmax_ops *softmax,
-				moe_to_bf16 *to_bf16, const struct moe_attention *a, int q0, int q1,
-				int h0, int h1, void *scratch)
+void moe_packed_attention_bwd_q(const struct moe_attention_ops *ops, const struct moe_attention *a,
+				int q0, int q1, int h0, int h1, void *scratch)
 {
-	struct call c = call_of(t, softmax, to_bf16, a, scratch);
+	struct call c = call_of(ops, a, scratch);
 
 	for (int h = h0, end; h < h1; h = end) {
 		end = heads_end(a, h, h1);
@@ -326,7 +327,7 @@ static void add_rows(const struct call *c, int k0, int n, int h, int q0, int m, 
 	spans_of_keys(a, k0, n, q0, m, &tile);
 	products(c, n, tile.n, c->s.panel[0][0], c->s.w[0], c->s.s);
 	products(c, n, tile.n, c->s.panel[1][0], c->s.w[1], c->s.d);
-	c->softmax->backward(&tile, true, lse, centre, c->s.s, c->s.d);
+	c->ops->softmax.backward(&tile, true, lse, centre, c->s.s, c->s.d);
 	apply(c, n, tile.n, c->s.d, c->s.w[0], c->s.sum[0], !first);
 	apply(c, n, tile.n, c->s.s, c->s.w[1], c->s.sum[1], !first);
 }
@@ -349,11 +350,10 @@ static void backward_keys(const struct call *c, int k0, int n, int g)
 	copy_rows(c, n, c->s.sum[1], a->grad_v + at_k(c, k0, g), c->ldk);
 }
 
-void moe_packed_attention_bwd_kv(const struct moe_tiles *t, const struct moe_softmax_ops *softmax,
-				 moe_to_bf16 *to_bf16, const struct moe_attention *a, int k0, int k1,
-				 int g0, int g1, void *scratch)
+void moe_packed_attention_bwd_kv(const struct moe_attention_ops *ops, const struct moe_attention *a,
+				 int k0, int k1, int g0, int g1, void *scratch)
 {
-	struct call c = call_of(t, softmax, to_bf16, a, scratch);
+	struct call c = call_of(ops, a, scratch);
 
 	for (int g = g0; g < g1; g++)
 		for (int k = k0; k < k1; k += BLOCK)

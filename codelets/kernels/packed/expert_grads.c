@@ -3,8 +3,8 @@
 #include "codelets/kernels/packed/experts.h"
 
 /* Pair array of columns col..col+width of the expert's rows of x. */
-static void pair_x(const struct moe_tiles *t, const struct moe_expert_rows *w, int64_t ld, int64_t col,
-		   int width, void *dst)
+static void pair_x(const struct moe_tiles *t, const struct moe_expert_rows *w, int64_t ld,
+		   int64_t col, int width, void *dst)
 {
 	t->pairs_bf16(w->m, w->x16 + col, ld, w->token, (int)moe_round_up(width, 16), dst);
 }
@@ -31,18 +31,20 @@ void moe_packed_expert_lora_grad(const struct moe_tiles *t, const struct moe_exp
 		t->grad(w->m, s.pair[3], d.r, r, s.pair[0], ld, n, 1, up_a + k, w->H,
 			e->ra == r ? MOE_OUT_ADD : out);
 		moe_pair_strip(t, w->m, w->grad_out + k, w->H, w->token, n, s.step, s.pair[1]);
-		t->grad(w->m, s.pair[1], ld, n, s.pair[4], d.r, r, e->scale, g->down_b + k * r, r, out);
+		t->grad(w->m, s.pair[1], ld, n, s.pair[4], d.r, r, e->scale, g->down_b + k * r, r,
+			out);
 	}
 	t->fence();
 }
 
-/* c[n, k] (+)= rows^T columns, by strips of both; the wide operand x or grad_out is paired again per strip of n */
+/* c[n, k] (+)= rows^T columns, by strips of both; the wide operand x or grad_out is paired again
+ * per strip of n */
 static void weight_gradient(const struct moe_tiles *t, const struct moe_expert_rows *w,
 			    const struct moe_expert_scratch *s, int64_t H, const void *panel,
 			    float *c, enum moe_out out)
 {
-	for (int64_t i = 0; i < w->I; i += MOE_GRAD_STRIP) {
-		int n = (int)MOE_MIN(MOE_GRAD_STRIP, w->I - i);
+	for (int64_t i = 0; i < w->I; i += MOE_CHUNK) {
+		int n = (int)MOE_MIN(MOE_CHUNK, w->I - i);
 		int64_t ld = moe_round_up(n, 16);
 
 		t->unpack_bwd(w->m, panel, moe_round_up(w->I, MOE_PACK_K), i, ld, s->step, ld);
@@ -51,8 +53,8 @@ static void weight_gradient(const struct moe_tiles *t, const struct moe_expert_r
 			int width = (int)MOE_MIN(MOE_GRAD_STRIP, w->H - k);
 
 			pair_x(t, w, H, k, width, s->pair[1]);
-			t->grad(w->m, s->pair[0], ld, n, s->pair[1], moe_round_up(width, 16), width, 1,
-				c + i * w->H + k, w->H, out);
+			t->grad(w->m, s->pair[0], ld, n, s->pair[1], moe_round_up(width, 16), width,
+				1, c + i * w->H + k, w->H, out);
 		}
 	}
 }
@@ -63,8 +65,8 @@ static void down_gradient(const struct moe_tiles *t, const struct moe_expert_row
 {
 	int64_t I = moe_round_up(w->I, MOE_PACK_K);
 
-	for (int64_t i = 0; i < w->I; i += MOE_GRAD_STRIP) {
-		int n = (int)MOE_MIN(MOE_GRAD_STRIP, w->I - i);
+	for (int64_t i = 0; i < w->I; i += MOE_CHUNK) {
+		int n = (int)MOE_MIN(MOE_CHUNK, w->I - i);
 		int64_t ld = moe_round_up(n, 16);
 
 		t->unpack_fwd(w->m, w->h, I, i, ld, s->step, ld);
@@ -74,8 +76,8 @@ static void down_gradient(const struct moe_tiles *t, const struct moe_expert_row
 
 			moe_pair_strip(t, w->m, w->grad_out + k, w->H, w->token, width, s->step,
 				       s->pair[1]);
-			t->grad(w->m, s->pair[1], moe_round_up(width, 16), width, s->pair[0], ld, n, 1,
-				c + k * w->I + i, w->I, out);
+			t->grad(w->m, s->pair[1], moe_round_up(width, 16), width, s->pair[0], ld, n,
+				1, c + k * w->I + i, w->I, out);
 		}
 	}
 }

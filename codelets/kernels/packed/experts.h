@@ -6,6 +6,7 @@
 #include "codelets/kernels/packed/packed.h"
 #include "codelets/kernels/packed/scratch.h"
 
+#define MOE_RUN_ROWS 24	  /* up to so many rows gate_up takes a chunk of gate, then of up */
 #define MOE_GRAD_STRIP 64 /* columns of x or grad_out paired at a time */
 
 /* Widths of one expert's arrays and strides of its panels, elements. */
@@ -19,10 +20,11 @@ struct moe_widths {
 
 struct moe_expert_scratch {
 	float *f0, *f1, *f2, *lanes; /* [m, 16] */
-	float *step;		     /* [m, MOE_CHUNK]: one call of bwd */
-	float *thin;		     /* [m, 2 r'] */
-	void *thin_panel;	     /* [m, 2 r'] panel elements */
-	void *pair[5];		     /* pair arrays: [m, 64], [m, 64], [m, r'] x 3 */
+	float *step;	  /* [m, MOE_CHUNK]: one call of bwd, or gates of a run of panels */
+	float *ups;	  /* [m, 16], or [m, MOE_CHUNK] for up to MOE_RUN_ROWS rows */
+	float *thin;	  /* [m, 2 r'] */
+	void *thin_panel; /* [m, 2 r'] panel elements */
+	void *pair[5];	  /* pair arrays: [m, MOE_CHUNK], [m, MOE_GRAD_STRIP], [m, r'] x 3 */
 	void *bwd;
 };
 

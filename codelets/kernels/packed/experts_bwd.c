@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backward of one expert. dh = grad_out W_down + z A_down with z = grad_out (s B_down), all without the
- * routing weight, so that dot(dh, h) is the routing weight's gradient; dgate and dup carry it. The gradients of the I
- * side (B of gate and up, A of down) are taken 16 columns at a time while these are in cache.
+ * Backward of one expert. dh = grad_out W_down + z A_down with z = grad_out (s B_down), all without
+ * the routing weight, so that dot(dh, h) is the routing weight's gradient; dgate and dup carry it.
+ * The gradients of the I side (B of gate and up, A of down) are taken 16 columns at a time while
+ * these are in cache.
  */
 #include "codelets/kernels/packed/experts.h"
 
@@ -15,8 +16,10 @@ void moe_packed_expert_scatter(const struct moe_tiles *t, const struct moe_exper
 
 	t->pack_bwd(w->m, w->grad_out, w->H, w->token, w->H, d.H, w->panel, d.H, 0);
 	for (int64_t j = 0; e->r && j < d.r; j += t->lora_pad) {
-		struct moe_bwd_seg seg = { w->panel, d.H, 0, (int)n,
-					   moe_at(e->down_b_packed, MOE_PACK_N * j), d.stride_r };
+		struct moe_bwd_seg seg = {
+			w->panel,  d.H, 0, (int)n, moe_at(e->down_b_packed, MOE_PACK_N * j),
+			d.stride_r
+		};
 
 		t->bwd(w->m, &seg, 1, t->lora_pad, w->z + j, d.r, MOE_OUT_STORE, s.bwd);
 	}
@@ -66,10 +69,11 @@ static void thin_gradients(const struct down_bwd *b, int64_t col)
 	t->grad(m, s->pair[0], MOE_PACK_N, n, b->u_gate, b->d.r, r, b->e->scale,
 		b->g->gate_b + col * r, r, out);
 	t->pairs(m, s->f1, MOE_PACK_N, NULL, NULL, MOE_PACK_N, s->pair[0]);
-	t->grad(m, s->pair[0], MOE_PACK_N, n, b->u_up, b->d.r, r, b->e->scale, b->g->up_b + col * r, r,
-		out);
+	t->grad(m, s->pair[0], MOE_PACK_N, n, b->u_up, b->d.r, r, b->e->scale, b->g->up_b + col * r,
+		r, out);
 	t->pairs(m, s->f2, MOE_PACK_N, NULL, NULL, MOE_PACK_N, s->pair[0]);
-	t->grad(m, b->zw, b->d.r, r, s->pair[0], MOE_PACK_N, n, 1, b->g->down_a + col, b->w->I, out);
+	t->grad(m, b->zw, b->d.r, r, s->pair[0], MOE_PACK_N, n, 1, b->g->down_a + col, b->w->I,
+		out);
 }
 
 /* SwiGLU backward of 16 columns from dh */
@@ -84,7 +88,8 @@ static void column(const struct down_bwd *b, int64_t col, const float *dh, int64
 					.weight = w->weight };
 
 	b->t->swiglu_bwd(&kept, dh, ld, s->f0, s->f1, s->f2, s->lanes);
-	b->t->pack_bwd(w->m, s->f0, MOE_PACK_N, NULL, MOE_PACK_N, MOE_PACK_N, w->dgate, b->d.I, col);
+	b->t->pack_bwd(w->m, s->f0, MOE_PACK_N, NULL, MOE_PACK_N, MOE_PACK_N, w->dgate, b->d.I,
+		       col);
 	b->t->pack_bwd(w->m, s->f1, MOE_PACK_N, NULL, MOE_PACK_N, MOE_PACK_N, w->dup, b->d.I, col);
 	if (b->e->r && b->g->down_a)
 		thin_gradients(b, col);
@@ -104,8 +109,8 @@ static void chunk(const struct down_bwd *b, int64_t begin, int64_t end)
 	for (int64_t col = begin; col < end; col += step) {
 		int width = (int)MOE_MIN(step, end - col);
 		struct moe_bwd_seg seg[2] = {
-			{ w->panel, b->d.H, 0, (int)n,
-			  moe_at(b->e->down.data, MOE_PACK_N * col), b->d.stride_i },
+			{ w->panel, b->d.H, 0, (int)n, moe_at(b->e->down.data, MOE_PACK_N * col),
+			  b->d.stride_i },
 			{ s->thin_panel, b->d.r, 0, (int)b->d.thin, NULL, b->d.stride_i },
 		};
 
@@ -126,13 +131,18 @@ static void thin_backward(const struct down_bwd *b, int c, int64_t begin, int64_
 
 	for (int64_t j = 0; j < r; j += b->t->lora_pad) {
 		int64_t at = begin / MOE_PACK_N * b->d.stride_r + MOE_PACK_N * j;
-		struct moe_bwd_seg seg = { w->dgate, b->d.I, (int)begin, (int)(end - begin),
-					   moe_at(b->e->gate_b_packed, at), b->d.stride_r };
+		struct moe_bwd_seg seg = { w->dgate,
+					   b->d.I,
+					   (int)begin,
+					   (int)(end - begin),
+					   moe_at(b->e->gate_b_packed, at),
+					   b->d.stride_r };
 
 		b->t->bwd(w->m, &seg, 1, b->t->lora_pad, part + j, 2 * r, MOE_OUT_STORE, b->s.bwd);
 		seg.g = w->dup;
 		seg.w = moe_at(b->e->up_b_packed, at);
-		b->t->bwd(w->m, &seg, 1, b->t->lora_pad, part + r + j, 2 * r, MOE_OUT_STORE, b->s.bwd);
+		b->t->bwd(w->m, &seg, 1, b->t->lora_pad, part + r + j, 2 * r, MOE_OUT_STORE,
+			  b->s.bwd);
 	}
 }
 
@@ -184,13 +194,16 @@ void moe_packed_expert_gate_up_bwd(const struct moe_tiles *t, const struct moe_e
 	int step = t->bwd_columns(w->m);
 
 	if (e->r) {
-		moe_sum_chunks(moe_chunk_count(w->I), w->part_rows, w->m, 2 * d.r, w->w_part, s.thin);
-		t->pack_bwd(w->m, s.thin, 2 * d.r, NULL, 2 * d.r, 2 * d.r, s.thin_panel, 2 * d.r, 0);
+		moe_sum_chunks(moe_chunk_count(w->I), w->part_rows, w->m, 2 * d.r, w->w_part,
+			       s.thin);
+		t->pack_bwd(w->m, s.thin, 2 * d.r, NULL, 2 * d.r, 2 * d.r, s.thin_panel, 2 * d.r,
+			    0);
 	}
 	for (int64_t k = begin; k < end; k += step) {
 		int width = (int)MOE_MIN(step, end - k);
 		struct moe_bwd_seg seg[4] = {
-			{ w->dgate, d.I, 0, (int)n, moe_at(e->gate.data, MOE_PACK_N * k), d.stride_h },
+			{ w->dgate, d.I, 0, (int)n, moe_at(e->gate.data, MOE_PACK_N * k),
+			  d.stride_h },
 			{ w->dup, d.I, 0, (int)n, moe_at(e->up.data, MOE_PACK_N * k), d.stride_h },
 			{ s.thin_panel, 2 * d.r, 0, (int)d.thin, NULL, d.stride_h },
 			{ s.thin_panel, 2 * d.r, (int)d.r, (int)d.thin, NULL, d.stride_h },

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How gate and up are kept for the backward: 16 bits as sign, 6 of exponent (bias 31), 9 of mantissa. Both
- * operands of the SwiGLU backward and of the routing weight's gradient come from these, nothing is multiplied in
- * this form, so bfloat16's range is not needed and two more bits of mantissa are: the relative error is
- * at most 2^-10 where bfloat16's is 2^-8 (half precision would overflow at 65504). Results below 2^-30
- * become 0, finite ones from 2^32 on infinite; infinities and NaN stay.
+ * How gate and up are kept for the backward: 16 bits as sign, 6 of exponent (bias 31), 9 of
+ * mantissa. Both operands of the SwiGLU backward and of the routing weight's gradient come from
+ * these, nothing is multiplied in this form, so bfloat16's range is not needed and two more bits of
+ * mantissa are: the relative error is at most 2^-10 where bfloat16's is 2^-8 (half precision would
+ * overflow at 65504). Results below 2^-30 become 0, finite ones from 2^32 on infinite; infinities
+ * and NaN stay.
  */
 #ifndef MOE_CODELETS_KERNELS_PACKED_KEEP_H
 #define MOE_CODELETS_KERNELS_PACKED_KEEP_H

@@ -77,7 +77,7 @@ static void add_bias(int m, int64_t n, const float *bias, float *y, int64_t ldy)
 			y[j] += bias[j];
 }
 
-void moe_packed_linear(const struct moe_tiles *t, moe_to_bf16 *to_bf16, int m,
+void moe_packed_linear(const struct moe_tiles *t, moe_pack_rows *pack, int m,
 		       const struct moe_weight *W, int64_t n0, int64_t n1, const float *x,
 		       int64_t ldx, const float *bias, const struct moe_lora *lora, float *y,
 		       int64_t ldy, void *scratch)
@@ -97,8 +97,9 @@ void moe_packed_linear(const struct moe_tiles *t, moe_to_bf16 *to_bf16, int m,
 	s = carve(t, &c, m, W->n, W->k, r);
 	t->pack_fwd(m, x, ldx, NULL, W->k, kp, s.panel, kp, 0);
 	if (r) {
-		moe_packed_lora_pack(t, MOE_LORA_A, lora->a, r, W->k, 0, r, 1, to_bf16, s.a);
-		moe_packed_lora_pack(t, MOE_LORA_B, lora->b, W->n, r, n0, n1, lora->scale, to_bf16, s.b);
+		moe_packed_lora_pack(t, pack, MOE_LORA_A, lora->a, r, W->k, 0, r, 1, s.a);
+		moe_packed_lora_pack(t, pack, MOE_LORA_B, lora->b, W->n, r, n0, n1, lora->scale,
+				     s.b);
 		thin_fwd(t, m, kp, lora, &s);
 	}
 	for (int64_t n = n0; n < n1; n += MOE_PACK_N) {
@@ -136,18 +137,18 @@ static void thin_bwd(const struct moe_tiles *t, int m, int64_t np, const struct 
 }
 
 /* Rows of B beyond n up to np, which thin_bwd multiplies by zeros: they must not hold NaN. */
-static void pack_b(const struct moe_tiles *t, moe_to_bf16 *to_bf16, int64_t n, int64_t np,
+static void pack_b(const struct moe_tiles *t, moe_pack_rows *pack, int64_t n, int64_t np,
 		   const struct moe_lora *lora, uint16_t *b)
 {
 	int64_t rp = moe_round_up(lora->r, t->lora_pad), panels = moe_packed_panels(n);
 
-	moe_packed_lora_pack(t, MOE_LORA_B, lora->b, n, lora->r, 0, n, lora->scale, to_bf16, b);
+	moe_packed_lora_pack(t, pack, MOE_LORA_B, lora->b, n, lora->r, 0, n, lora->scale, b);
 	if (np > panels * MOE_PACK_N)
 		memset(b + panels * moe_packed_stride(rp), 0,
 		       (size_t)moe_packed_stride(rp) * sizeof *b);
 }
 
-void moe_packed_linear_bwd(const struct moe_tiles *t, moe_to_bf16 *to_bf16, int m,
+void moe_packed_linear_bwd(const struct moe_tiles *t, moe_pack_rows *pack, int m,
 			   const struct moe_weight *W, const float *dy, int64_t lddy,
 			   const struct moe_lora *lora, float *dx, int64_t lddx, bool accumulate,
 			   void *scratch)
@@ -167,8 +168,8 @@ void moe_packed_linear_bwd(const struct moe_tiles *t, moe_to_bf16 *to_bf16, int 
 	s = carve(t, &c, m, W->n, W->k, r);
 	t->pack_bwd(m, dy, lddy, NULL, W->n, np, s.panel, np, 0);
 	if (r) {
-		moe_packed_lora_pack(t, MOE_LORA_A, lora->a, r, W->k, 0, r, 1, to_bf16, s.a);
-		pack_b(t, to_bf16, W->n, np, lora, s.b);
+		moe_packed_lora_pack(t, pack, MOE_LORA_A, lora->a, r, W->k, 0, r, 1, s.a);
+		pack_b(t, pack, W->n, np, lora, s.b);
 		thin_bwd(t, m, np, lora, &s);
 	}
 	for (int64_t k = 0; k < kp; k += step) {
@@ -194,7 +195,7 @@ void moe_packed_linear_bwd(const struct moe_tiles *t, moe_to_bf16 *to_bf16, int 
 	}
 }
 
-void moe_packed_linear_lora_grad(const struct moe_tiles *t, moe_to_bf16 *to_bf16, int m, int64_t n,
+void moe_packed_linear_lora_grad(const struct moe_tiles *t, moe_pack_rows *pack, int m, int64_t n,
 				 int64_t k, const float *x, int64_t ldx, const float *dy,
 				 int64_t lddy, const struct moe_lora *lora, float *ga, float *gb,
 				 void *scratch)
@@ -208,8 +209,8 @@ void moe_packed_linear_lora_grad(const struct moe_tiles *t, moe_to_bf16 *to_bf16
 	if (m <= 0 || !r)
 		return;
 	s = carve(t, &c, m, n, k, r);
-	moe_packed_lora_pack(t, MOE_LORA_A, lora->a, r, k, 0, r, 1, to_bf16, s.a);
-	pack_b(t, to_bf16, n, np, lora, s.b);
+	moe_packed_lora_pack(t, pack, MOE_LORA_A, lora->a, r, k, 0, r, 1, s.a);
+	pack_b(t, pack, n, np, lora, s.b);
 	t->pack_bwd(m, dy, lddy, NULL, n, np, s.panel, np, 0);
 	thin_bwd(t, m, np, lora, &s);
 	t->pairs(m, s.z, rp, NULL, NULL, (int)rp, s.pair_thin);

@@ -11,11 +11,11 @@
 #include "codelets/kernels/elementwise/elementwise.h"
 #include "codelets/kernels/packed/packed.h"
 
-/* For ops that convert f32 to bf16 in the table's own way. */
-#define MOE_BIND_CONVERTING(op, params, ...)                                                       \
+/* For ops that need one of the table's elementwise functions. */
+#define MOE_BIND_WITH(function, op, params, ...)                                                   \
 	static void bound_##op params                                                              \
 	{                                                                                          \
-		moe_packed_##op(&MOE_TILES, OWN(to_bf16), __VA_ARGS__);                            \
+		moe_packed_##op(&MOE_TILES, function, __VA_ARGS__);                                \
 	}
 #define MOE_BIND(type, op, params, ...)                                                            \
 	static type bound_##op params                                                              \
@@ -32,50 +32,53 @@ MOE_BIND(void, weight_pack,
 MOE_BIND(void, weight_unpack, (const struct moe_weight *W, int64_t n0, int64_t n1, float *dst), W,
 	 n0, n1, dst)
 MOE_BIND(size_t, lora_bytes, (enum moe_lora_side side, int64_t n, int64_t k), side, n, k)
-MOE_BIND(void, lora_pack,
-	 (enum moe_lora_side side, const float *src, int64_t n, int64_t k, int64_t n0, int64_t n1,
-	  float scale, void *dst),
-	 side, src, n, k, n0, n1, scale, OWN(to_bf16), dst)
+MOE_BIND_WITH(OWN(pack_rows), lora_pack,
+	      (enum moe_lora_side side, const float *src, int64_t n, int64_t k, int64_t n0,
+	       int64_t n1, float scale, void *dst),
+	      side, src, n, k, n0, n1, scale, dst)
 MOE_BIND(size_t, linear_scratch, (int m, int64_t n, int64_t k, int r), m, n, k, r)
-MOE_BIND_CONVERTING(linear,
-		    (int m, const struct moe_weight *W, int64_t n0, int64_t n1, const float *x,
-		     int64_t ldx, const float *bias, const struct moe_lora *lora, float *y,
-		     int64_t ldy, void *scratch),
-		    m, W, n0, n1, x, ldx, bias, lora, y, ldy, scratch)
-MOE_BIND_CONVERTING(linear_bwd,
-		    (int m, const struct moe_weight *W, const float *dy, int64_t lddy,
-		     const struct moe_lora *lora, float *dx, int64_t lddx, bool accumulate,
-		     void *scratch),
-		    m, W, dy, lddy, lora, dx, lddx, accumulate, scratch)
-MOE_BIND_CONVERTING(linear_lora_grad,
-		    (int m, int64_t n, int64_t k, const float *x, int64_t ldx, const float *dy,
-		     int64_t lddy, const struct moe_lora *lora, float *ga, float *gb,
-		     void *scratch),
-		    m, n, k, x, ldx, dy, lddy, lora, ga, gb, scratch)
+MOE_BIND_WITH(OWN(pack_rows), linear,
+	      (int m, const struct moe_weight *W, int64_t n0, int64_t n1, const float *x,
+	       int64_t ldx, const float *bias, const struct moe_lora *lora, float *y, int64_t ldy,
+	       void *scratch),
+	      m, W, n0, n1, x, ldx, bias, lora, y, ldy, scratch)
+MOE_BIND_WITH(OWN(pack_rows), linear_bwd,
+	      (int m, const struct moe_weight *W, const float *dy, int64_t lddy,
+	       const struct moe_lora *lora, float *dx, int64_t lddx, bool accumulate,
+	       void *scratch),
+	      m, W, dy, lddy, lora, dx, lddx, accumulate, scratch)
+MOE_BIND_WITH(OWN(pack_rows), linear_lora_grad,
+	      (int m, int64_t n, int64_t k, const float *x, int64_t ldx, const float *dy,
+	       int64_t lddy, const struct moe_lora *lora, float *ga, float *gb, void *scratch),
+	      m, n, k, x, ldx, dy, lddy, lora, ga, gb, scratch)
 MOE_BIND(size_t, attention_scratch, (int dim), dim)
 
-static const struct moe_softmax_ops bound_softmax = { OWN(softmax_weights), OWN(softmax_finish),
-						      OWN(softmax_dot), OWN(softmax_backward) };
+static const struct moe_attention_ops attention_ops = {
+	&MOE_TILES,
+	OWN(to_bf16),
+	OWN(pack_rows),
+	{ OWN(softmax_weights), OWN(softmax_finish), OWN(softmax_dot), OWN(softmax_backward) },
+};
 
 #define MOE_BIND_ATTENTION(op)                                                                     \
 	static void bound_##op(const struct moe_attention *a, int i0, int i1, int h0, int h1,      \
 			       void *scratch)                                                      \
 	{                                                                                          \
-		moe_packed_##op(&MOE_TILES, &bound_softmax, OWN(to_bf16), a, i0, i1, h0, h1,       \
-				scratch);                                                          \
+		moe_packed_##op(&attention_ops, a, i0, i1, h0, h1, scratch);                       \
 	}
-
-static void bound_attention_centre(const struct moe_attention *a, int q0, int q1)
-{
-	moe_packed_attention_centre(&bound_softmax, a, q0, q1);
-}
 
 MOE_BIND_ATTENTION(attention)
 MOE_BIND_ATTENTION(attention_bwd_q)
 MOE_BIND_ATTENTION(attention_bwd_kv)
+
+static void bound_attention_centre(const struct moe_attention *a, int q0, int q1)
+{
+	moe_packed_attention_centre(&attention_ops, a, q0, q1);
+}
+
 MOE_BIND(size_t, expert_scratch, (int m, int64_t H, int64_t I, int r), m, H, I, r)
-MOE_BIND_CONVERTING(expert_gather,
-	 (const struct moe_expert *e, struct moe_expert_rows *w, void *scratch), e, w, scratch)
+MOE_BIND_WITH(OWN(to_bf16), expert_gather,
+	      (const struct moe_expert *e, struct moe_expert_rows *w, void *scratch), e, w, scratch)
 MOE_BIND(void, expert_scatter,
 	 (const struct moe_expert *e, struct moe_expert_rows *w, void *scratch), e, w, scratch)
 

@@ -17,10 +17,11 @@
  * others (`col`). A forward panel is read by fwd, a backward panel by bwd; they may differ.
  *
  * All sums are f32 in an order that depends on (m, k, n) only: never on which columns a call takes.
- * Nothing here allocates; functions return void. Panels, packed weights, pair arrays and scratch are
- * 64-byte aligned at their base; rows that come from or go to the caller (src, dst, y, dh, c) only as their
- * type needs, and ld is arbitrary: MOE_OUT_STREAM streams where it can and stores elsewhere.
- * Non-temporal stores are ordered by fence(), called by the drivers at the end of an op.
+ * Nothing here allocates; functions return void. Panels, packed weights, pair arrays and scratch
+ * are 64-byte aligned at their base; rows that come from or go to the caller (src, dst, y, dh, c)
+ * only as their type needs, and ld is arbitrary: MOE_OUT_STREAM streams where it can and stores
+ * elsewhere. Non-temporal stores are ordered by fence(), called by the drivers at the end of an op.
+ * A segment may be empty (k or n 0: a part without columns of I): it adds nothing, and y is written.
  */
 #ifndef MOE_CODELETS_KERNELS_PACKED_TILES_H
 #define MOE_CODELETS_KERNELS_PACKED_TILES_H
@@ -89,13 +90,6 @@ struct moe_tiles {
 	void (*unpack_bwd)(int m, const void *panel, int64_t width, int64_t col, int64_t k,
 			   float *dst, int64_t ld);
 
-	/*
-	 * One weight panel of width kp from rows (at most 16) of scale * src [., k], ld apart; the
-	 * other rows and columns are zero. NULL: the drivers go by way of bf16 rows.
-	 */
-	void (*pack_f32)(int rows, const float *src, int64_t ld, int64_t k, int64_t kp, float scale,
-			 uint16_t *dst);
-
 	/* ---- GEMM ---- */
 	/*
 	 * y[m, 16] = sum over segments of x W^T for one weight panel each (f32, rows ldy apart).
@@ -134,7 +128,8 @@ struct moe_tiles {
 		     float scale, float *c, int64_t ldc, enum moe_out out);
 
 	/* ---- SwiGLU on 16 columns of m rows; f32 arrays [m, 16] ---- */
-	/* keeps gate and up (packed/keep.h) and leaves h = silu(gate) up, computed from f32, in g */
+	/* keeps gate and up (packed/keep.h) and leaves h = silu(gate) up, computed from f32, in g
+	 */
 	void (*swiglu)(const struct moe_swiglu_rows *r, float *g, const float *u);
 	/*
 	 * From gate and up as kept and dh (rows ld_dh apart, without the routing weight): dgate and

@@ -194,57 +194,20 @@ void moe_packed_weight_unpack(const struct moe_tiles *t, const struct moe_weight
 	}
 }
 
-size_t moe_packed_lora_bytes(const struct moe_tiles *t, enum moe_lora_side side, int64_t n, int64_t k)
+size_t moe_packed_lora_bytes(const struct moe_tiles *t, enum moe_lora_side side, int64_t n,
+			     int64_t k)
 {
 	return moe_packed_bytes(n, lora_width(t, side, k));
 }
 
-/* One panel of scale * src by way of bf16 rows. */
-static void pack_f32_rows(const struct moe_tiles *t, moe_to_bf16 *to_bf16, int rows,
-			  const float *src, int64_t ld, int64_t k, int64_t kp, float scale,
-			  uint16_t *panel)
+void moe_packed_lora_pack(const struct moe_tiles *t, moe_pack_rows *pack, enum moe_lora_side side,
+			  const float *src, int64_t n, int64_t k, int64_t n0, int64_t n1,
+			  float scale, void *dst)
 {
-	float wide[MOE_PACK_N][STRIP];
-	uint16_t strip[MOE_PACK_N][STRIP];
-	const uint16_t *row[MOE_PACK_N];
-
-	for (int i = 0; i < rows; i++)
-		row[i] = strip[i];
-	for (int64_t k0 = 0; k0 < kp; k0 += STRIP) {
-		int64_t width = MOE_MIN(STRIP, kp - k0), inside = MOE_MIN(width, k - k0);
-
-		for (int i = 0; i < rows; i++)
-			for (int64_t j = 0; j < inside; j++)
-				wide[i][j] = scale * src[i * ld + k0 + j];
-		to_bf16(rows, inside, wide[0], STRIP, strip[0], STRIP);
-		pack_panel(block_k(t), row, rows, width, panel + MOE_PACK_N * k0);
-	}
-}
-
-void moe_packed_pack_f32(const struct moe_tiles *t, moe_to_bf16 *to_bf16, int64_t n,
-			 const float *src, int64_t ld, int64_t k, int64_t kp, float scale,
-			 uint16_t *dst)
-{
-	for (int64_t first = 0; first < n; first += MOE_PACK_N, dst += moe_packed_stride(kp)) {
-		int rows = (int)MOE_MIN(MOE_PACK_N, n - first);
-
-		if (t->pack_f32)
-			t->pack_f32(rows, src + first * ld, ld, k, kp, scale, dst);
-		else
-			pack_f32_rows(t, to_bf16, rows, src + first * ld, ld, k, kp, scale, dst);
-	}
-}
-
-void moe_packed_lora_pack(const struct moe_tiles *t, enum moe_lora_side side, const float *src,
-			  int64_t n, int64_t k, int64_t n0, int64_t n1, float scale,
-			  moe_to_bf16 *to_bf16, void *dst)
-{
-	int64_t kp = lora_width(t, side, k);
+	int64_t kp = lora_width(t, side, k), end = MOE_MIN(n1, n);
 
 	MOE_ASSERT(n0 % MOE_PACK_N == 0);
-	/* a last panel is packed whole, whatever n1 is */
-	n1 = MOE_MIN(moe_round_up(n1, MOE_PACK_N), n);
-	if (n0 < n1)
-		moe_packed_pack_f32(t, to_bf16, n1 - n0, src + n0 * k, k, k, kp, scale,
-				    (uint16_t *)dst + n0 / MOE_PACK_N * moe_packed_stride(kp));
+	for (int64_t first = n0; first < end; first += MOE_PACK_N)
+		pack(block_k(t), (int)MOE_MIN(MOE_PACK_N, n - first), k, kp, src + first * k, k,
+		     scale, (uint16_t *)dst + first / MOE_PACK_N * moe_packed_stride(kp));
 }

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/tables.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static const struct moe_kernels *current;
+
+static const struct table_tolerance exact = { 2e-6, 1e-5, 1e-5, 1e-5, 2e-6 };
+static const struct table_tolerance rounded = { 4e-3, 5e-3, 3e-3, 5e-3, 1e-3 };
+
+/* The supported table of the highest rank, or the one that MOESAIC_ISA names. */
+static const struct moe_kernels *best(bool environment)
+{
+	const char *name = environment ? getenv("MOESAIC_ISA") : NULL;
+	const struct moe_kernels *b = NULL;
+
+	for (int i = 0; moe_kernels_list[i]; i++) {
+		const struct moe_kernels *k = moe_kernels_list[i];
+
+		if (k->supported() && (!name || !strcmp(name, k->name)) && (!b || k->rank > b->rank))
+			b = k;
+	}
+	return b;
+}
+
+static void run_table(const struct moe_kernels *k, void (*run)(void))
+{
+	unsigned before = CU_get_number_of_failures();
+
+	if (k->enable && !k->enable()) {
+		moe_test_skip("the operating system refuses %s", k->name);
+		return;
+	}
+	current = k;
+	run();
+	current = NULL;
+	if (CU_get_number_of_failures() > before)
+		printf("\n  with table %s\n", k->name);
+}
+
+void each_table(void (*run)(void))
+{
+	for (int i = 0; moe_kernels_list[i]; i++)
+		if (moe_kernels_list[i]->supported())
+			run_table(moe_kernels_list[i], run);
+}
+
+void exact_table(void (*run)(void))
+{
+	for (int i = 0; moe_kernels_list[i]; i++)
+		if (!moe_kernels_list[i]->tiles)
+			run_table(moe_kernels_list[i], run);
+}
+
+const struct moe_kernels *table(void)
+{
+	return current ? current : best(true);
+}
+
+const char *table_isa(void)
+{
+	return current ? current->name : NULL;
+}
+
+bool table_is_packed(void)
+{
+	return table()->tiles != NULL;
+}
+
+const struct table_tolerance *table_tolerance(void)
+{
+	return table_is_packed() ? &rounded : &exact;
+}
+
+bool table_takes(size_t i, size_t n)
+{
+	return moe_test_full() || !table_is_packed() || table() == best(false) || i % n == 0;
+}
