@@ -150,6 +150,34 @@ enum moe_status moe_graph_moe_forward(const struct moe_context *c, struct moe_mo
 	return MOE_OK;
 }
 
+void moe_pass_set_copies(struct moe_moe_pass *p, const struct moe_backward_ring *ring, int index)
+{
+	p->copy = p->layer->transposed;
+	p->copies = NULL;
+	if (!ring->n)
+		return;
+	p->copy = &ring->copy[index % ring->n];
+	p->copies = ring->tensor + index % ring->n * ring->groups;
+	p->copy_layers = ring->n;
+}
+
+/* The ring's entry: it waits only for its last readers, n layers before. */
+static enum moe_status submit_repack(const struct moe_context *c, struct moe_moe_pass *p)
+{
+	const struct moe_experts *l = p->layer;
+
+	for (int i = 0; p->copies && i < l->P * l->G; i++) {
+		struct moe_expert_args a = { .layer = l,
+					     .state = p->state,
+					     .part = i / l->G,
+					     .group = i % l->G,
+					     .copy = p->copy };
+
+		MOE_TRY(moe_task_repack_bwd(c, &a, p->copy_layers, p->plan, p->copies[i]));
+	}
+	return MOE_OK;
+}
+
 /* down_bwd, gate_up_bwd and the gradients of every (part, group) */
 static enum moe_status submit_experts_bwd(const struct moe_context *c, struct moe_moe_pass *p,
 					  bool first)
@@ -165,8 +193,10 @@ static enum moe_status submit_experts_bwd(const struct moe_context *c, struct mo
 					     .part = i / l->G,
 					     .group = i % l->G,
 					     .head = ni == 1,
-					     .first = first };
+					     .first = first,
+					     .copy = p->copy };
 		struct moe_tensor *lora_h = p->lt->lora_h[a.group], *in = grad_out;
+		struct moe_tensor *copy = p->copies ? p->copies[i] : NULL;
 		struct moe_tensor **db = s->down_bwd[p->ring] + i * ni;
 
 		if (!a.head) {
@@ -175,13 +205,14 @@ static enum moe_status submit_experts_bwd(const struct moe_context *c, struct mo
 		}
 		for (int j = 0; j < ni; j++) {
 			slice_range(moe_chunks(l->part[a.part].I), ni, j, &a.c0, &a.c1);
-			MOE_TRY(moe_task_down_bwd(c, &a, j, in, p->plan, p->lt->lora_i[i], lora_h,
+			MOE_TRY(moe_task_down_bwd(c, &a, j, in, p->plan, copy, p->lt->lora_i[i],
+						  lora_h,
 						  p->has_grads ? p->lt->grad_i[i * ni + j] : NULL,
 						  db[j]));
 		}
 		for (int j = 0; j < nh; j++) {
 			slice_range(moe_chunks(l->H), nh, j, &a.c0, &a.c1);
-			MOE_TRY(moe_task_gate_up_bwd(c, &a, j, db, ni, lora_h,
+			MOE_TRY(moe_task_gate_up_bwd(c, &a, j, db, ni, copy, lora_h,
 						     s->rows[i * nh + j]));
 		}
 	}
@@ -216,7 +247,8 @@ static enum moe_status submit_expert_grads(const struct moe_context *c, struct m
 					     .state = p->state,
 					     .part = i / l->G,
 					     .group = i % l->G,
-					     .first = first };
+					     .first = first,
+					     .copy = p->copy };
 		/* grad_out is read here too */
 		struct moe_tensor *in[MOE_MAX_TASK_HANDLES] = { s->grad_out[p->ring].out };
 
@@ -286,6 +318,7 @@ enum moe_status moe_graph_moe_backward(const struct moe_context *c, struct moe_m
 		p->state->grad_out = grad_out->data;
 	MOE_TRY(moe_join_submit(c, &s->grad_out[p->ring], grad_out->block, grad_out->n_blocks,
 				s->scratch));
+	MOE_TRY(submit_repack(c, p));
 	MOE_TRY(submit_shared_bwd(c, p, grad_out, first));
 	MOE_TRY(submit_experts_bwd(c, p, first));
 	MOE_TRY(submit_route_bwd(c, p, grad_out, first));

@@ -34,7 +34,8 @@ static inline void pack_line(const int block, const int line, const uint16_t *co
  * Rows of k columns into one panel's blocks; k a multiple of MOE_PACK_K or, for blocks of 8, of 16.
  * Reads whole cache lines of each row.
  */
-static void pack_panel(int64_t block, const uint16_t *const *row, int rows, int64_t k, uint16_t *dst)
+static void pack_panel(int64_t block, const uint16_t *const *row, int rows, int64_t k,
+		       uint16_t *dst)
 {
 	int64_t k0 = 0;
 
