@@ -29,7 +29,7 @@ static void compare_array(const struct block_case *c, const char *what, int64_t 
 			  const double *want, double t)
 {
 	int width = MOE_MIN(c->H, c->I);
-	double few = width == 1 ? 40 * t : n < 16 || width < 16 ? 8 * t : 0;
+	double few = width == 1 ? 40 * t : n < 50 || width < 16 ? 8 * t : 0;
 
 	noise += few;
 	check(what, n, got, want, t * (1 + 6 / sqrt((double)n + 1)));
