@@ -124,6 +124,7 @@ static enum moe_status open_engine(const struct moe_engine_params *p, struct moe
 	MOE_TRY_GOTO(moe_starpu_check_policy(e->policy), st, fail);
 	MOE_TRY_GOTO(moe_topology_load(&e->topology), st, fail);
 	MOE_TRY_GOTO(moe_starpu_check_workers(e, &workers), st, fail);
+	MOE_TRY_GOTO(moe_engine_prepare(e->isa), st, fail);
 	MOE_TRY_GOTO(moe_starpu_start(e, workers), st, fail);
 	started = true;
 	MOE_TRY_GOTO(moe_parts_make(e, p), st, fail);

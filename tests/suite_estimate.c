@@ -14,10 +14,13 @@ static void qwen3_30b(void)
 {
 	struct moe_model_params mp = { .struct_size = sizeof mp,
 				       .dir = moe_test_path("tests/fixtures/configs/qwen3-30b-a3b/config.json"),
-				       .slots = 4 };
+				       .slots = 4,
+				       .backward_weights = "direct" };
 	struct moe_estimate_params p = { .struct_size = sizeof p, .model = &mp, .parts = 8, .workers = 96,
 					 .tokens = 8192, .micro_batches = 4 };
 	struct moe_estimate e = { .struct_size = sizeof e };
+	double layer = 2.0 * 3 * 128 * 768 * 2048; /* bytes of its experts */
+	int64_t direct;
 
 	setenv("MOESAIC_ISA", table()->name, 1);
 	if (moe_estimate(&p, &e) != MOE_OK) {
@@ -33,9 +36,18 @@ static void qwen3_30b(void)
 	CU_ASSERT_TRUE(e.max_task_handles <= 64);
 	CU_ASSERT_TRUE(e.submission_share < 0.5);
 	CU_ASSERT_TRUE(e.weights >= 2 * e.params);
-	CU_ASSERT_TRUE((double)e.weights < 1.01 * 2 * (double)e.params);
+	CU_ASSERT_TRUE((double)e.weights < 1.02 * 2 * (double)e.params);
 	for (int i = 0; i < 8; i++)
 		CU_ASSERT_TRUE(e.part[i] > e.weights / 10);
+	direct = e.weights;
+	mp.backward_weights = "shared:3";
+	CU_ASSERT_EQUAL(moe_estimate(&p, &e), MOE_OK);
+	CU_ASSERT_STRING_EQUAL(e.backward_weights, "shared:3");
+	CU_ASSERT_DOUBLE_EQUAL((double)(e.weights - direct), 3 * layer, .05 * 3 * layer);
+	CU_ASSERT_TRUE(e.handles <= 50000);
+	mp.backward_weights = "resident";
+	CU_ASSERT_EQUAL(moe_estimate(&p, &e), MOE_OK);
+	CU_ASSERT_DOUBLE_EQUAL((double)(e.weights - direct), 48 * layer, .05 * 48 * layer);
 }
 
 static void agrees_with_opening(void)

@@ -6,9 +6,9 @@
 #include "codelets/kernels/packed/tiles.h"
 
 /*
- * 128 bytes between panels whose stride is a multiple of 2 KB, which would put all panels of a column in
- * a half of the L1's sets or fewer. Narrower or odd ones have no gap: one costs 4 % where k is 96, a
- * Qwen3-30B expert's share of 8 parts.
+ * 128 bytes between panels whose stride is a multiple of 2 KB, which would put all panels of a
+ * column in a half of the L1's sets or fewer. Narrower or odd ones have no gap: one costs 4 % where
+ * k is 96, a Qwen3-30B expert's share of 8 parts.
  */
 #define MOE_PACK_GAP 64
 
