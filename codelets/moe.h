@@ -92,7 +92,8 @@ struct moe_plan {
 	int32_t *token;	   /* [R] */
 	int32_t *position; /* [T, k] row of a slot, -1: skipped */
 	float *row_weight; /* [R] */
-	float *grad_weights, *grad_logits; /* [T, k], [T, E] */
+	float *grad_weights; /* [T, k] */
+	float *grad_logits;  /* [T, E], scratch of the backward */
 };
 
 /* Kept from forward to backward: "kept"; within a phase: "scratch", shared by layers. */

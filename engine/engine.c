@@ -196,6 +196,10 @@ enum moe_status moe_engine_open_dry(int parts, int workers, struct moe_engine **
 	pthread_mutex_init(&e->idle_lock, NULL);
 	pthread_mutex_init(&e->memory_lock, NULL);
 	pthread_cond_init(&e->idle_changed, NULL);
+	pthread_mutex_lock(&singleton_lock);
+	if (singleton && singleton->isa)
+		e->isa = moe_strdup(singleton->isa);
+	pthread_mutex_unlock(&singleton_lock);
 	e->dry = true;
 	e->pid = getpid();
 	e->n_parts = parts;

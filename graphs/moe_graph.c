@@ -303,7 +303,8 @@ static enum moe_status submit_route_bwd(const struct moe_context *c, struct moe_
 	all.t1 = grad_out->T;
 	all.first = first;
 	MOE_TRY(moe_join_submit(c, &s->route_all, s->route_bwd, grad_out->n_blocks, NULL));
-	return moe_task_router_grad(c, &all, s->route_all.out, p->plan, p->lt->grad_router);
+	return moe_task_router_grad(c, &all, s->route_all.out, p->plan, s->scratch,
+				    p->lt->grad_router);
 }
 
 enum moe_status moe_graph_moe_backward(const struct moe_context *c, struct moe_moe_pass *p,

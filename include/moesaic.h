@@ -440,6 +440,9 @@ struct moe_train_result {
 	double first_loss, last_loss, eval_loss; /* eval_loss NaN without evaluation */
 	double peak_rss_gib;
 	int64_t adapted_experts, experts_without_gradient; /* over all layers */
+	/* of a micro-batch of the evaluations: moe_evaluate of a model with this max_tokens makes
+	 * the same ones, and so the same bits; 0 without evaluation */
+	int eval_batch_tokens;
 };
 
 MOE_API enum moe_status moe_train(struct moe_model *model, const struct moe_trainer_params *params,

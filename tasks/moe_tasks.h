@@ -87,7 +87,7 @@ enum moe_status moe_task_combine_bwd(const struct moe_context *c, const struct m
 				     struct moe_tensor *out);
 enum moe_status moe_task_router_grad(const struct moe_context *c, const struct moe_token_args *a,
 				     struct moe_tensor *route, struct moe_tensor *plan,
-				     struct moe_tensor *grad);
+				     struct moe_tensor *scratch, struct moe_tensor *grad);
 enum moe_status moe_task_ffn_bwd(const struct moe_context *c, const struct moe_token_args *a, int block,
 				 struct moe_tensor *hidden, struct moe_tensor *grad_out,
 				 struct moe_tensor *scratch, struct moe_tensor *after,

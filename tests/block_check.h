@@ -29,6 +29,11 @@ struct block_data {
 };
 
 void block_data_make(struct block_data *d, const struct block_case *c);
+/*
+ * Inputs that packed tables don't round: weights, x, grad_out and LoRA (B with its scale) of bf16. Their errors are
+ * then what they add themselves. Done by block_data_make under packed tables.
+ */
+void block_data_round(struct block_data *d);
 void block_data_free(struct block_data *d);
 /* Shape of a weight; ndim, 0 if the block has none. */
 int block_shape(const struct block_case *c, enum moe_block_array which, int64_t *shape);

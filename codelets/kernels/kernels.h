@@ -126,6 +126,7 @@ struct moe_attention {
 	const float *q, *k, *v;
 	float *o, *lse;	     /* lse [heads, T]: log-sum-exp of the scaled scores */
 	const float *grad_o; /* [T, heads, dim] */
+	float *centre;	     /* [heads, T]: sums of grad_o o, which centre the softmax's gradient */
 	float *grad_q, *grad_k, *grad_v;
 };
 
@@ -213,6 +214,8 @@ struct moe_kernels {
 	/* rows q0..q1 (at most MOE_TOKEN_BLOCK) of heads h0..h1 */
 	void (*attention)(const struct moe_attention *a, int q0, int q1, int h0, int h1,
 			  void *scratch);
+	/* centre of rows q0..q1, all heads: before the two below */
+	void (*attention_centre)(const struct moe_attention *a, int q0, int q1);
 	void (*attention_bwd_q)(const struct moe_attention *a, int q0, int q1, int h0, int h1,
 				void *scratch);
 	/* key rows k0..k1 of kv heads g0..g1, summed over their query heads */

@@ -125,11 +125,7 @@ static void column(const struct down_bwd *b, int64_t col, const float *dh, int64
 {
 	const struct moe_expert_rows *w = b->w;
 	const struct moe_expert_scratch *s = &b->s;
-	struct moe_swiglu_rows kept = { .m = w->m,
-					.ld = b->d.I,
-					.gate = (uint16_t *)w->gate + col,
-					.up = (uint16_t *)w->up + col,
-					.weight = w->weight };
+	struct moe_swiglu_rows kept = moe_kept_rows(w, col);
 
 	b->t->swiglu_bwd(&kept, dh, ld, s->f0, s->f1, s->f2, s->lanes);
 	pack_columns(b, s->f0, w->dgate, col);
@@ -141,27 +137,36 @@ static void column(const struct down_bwd *b, int64_t col, const float *dh, int64
 			       col);
 }
 
-/* Columns begin..end of I, one chunk or less. */
-static void chunk(const struct down_bwd *b, int64_t begin, int64_t end)
+/* dh of `width` columns into step */
+static void hidden_gradient(const struct down_bwd *b, int64_t col, int width)
 {
 	const struct moe_expert_rows *w = b->w;
 	const struct moe_expert_scratch *s = &b->s;
-	int step = b->t->bwd_columns(w->m);
-	int64_t n = moe_round_up(w->H, MOE_PACK_N);
+	struct moe_bwd_seg seg[2] = {
+		{ w->panel, b->d.H, 0, (int)moe_round_up(w->H, MOE_PACK_N),
+		  moe_at(b->e->down.data, MOE_PACK_N * col), b->d.stride_i },
+		{ s->thin_panel, b->d.r, 0, (int)b->d.thin, NULL, b->d.stride_i },
+	};
+
+	if (b->e->r)
+		seg[1].w = moe_at(b->e->down_a_packed, MOE_PACK_N * col);
+	b->t->bwd(w->m, seg, b->e->r ? 2 : 1, width, s->step, width, MOE_OUT_STORE, s->bwd);
+}
+
+/* Columns begin..end of I, one chunk or less; dh (rows ld apart): NULL where it is still to be
+ * computed. */
+static void chunk(const struct down_bwd *b, int64_t begin, int64_t end, const float *dh, int64_t ld)
+{
+	int64_t step = dh ? MOE_CHUNK : b->t->bwd_columns(b->w->m);
 
 	for (int64_t col = begin; col < end; col += step) {
 		int width = (int)MOE_MIN(step, end - col);
-		struct moe_bwd_seg seg[2] = {
-			{ w->panel, b->d.H, 0, (int)n, moe_at(b->e->down.data, MOE_PACK_N * col),
-			  b->d.stride_i },
-			{ s->thin_panel, b->d.r, 0, (int)b->d.thin, NULL, b->d.stride_i },
-		};
 
-		if (b->e->r)
-			seg[1].w = moe_at(b->e->down_a_packed, MOE_PACK_N * col);
-		b->t->bwd(w->m, seg, b->e->r ? 2 : 1, width, s->step, width, MOE_OUT_STORE, s->bwd);
+		if (!dh)
+			hidden_gradient(b, col, width);
 		for (int i = 0; i < width; i += MOE_PACK_N)
-			column(b, col + i, s->step + i, width);
+			column(b, col + i, dh ? dh + (col - begin) + i : b->s.step + i,
+			       dh ? ld : width);
 	}
 }
 
@@ -250,15 +255,24 @@ void moe_packed_expert_down_bwd(const struct moe_tiles *t, const struct moe_expe
 			      .s = moe_expert_scratch_of(t, e, w, scratch),
 			      .transposed = e->gate_t.data != NULL };
 
+	int64_t first = (int64_t)c0 * MOE_CHUNK;
+	int64_t all = MOE_MIN((int64_t)c1 * MOE_CHUNK, moe_round_up(w->I, MOE_PACK_N)) - first;
+	bool at_once = !b.transposed && t->bwd_columns(w->m) > MOE_CHUNK && all > 0;
+
 	if (e->r)
 		prepare_thin(&b);
+	if (at_once)
+		hidden_gradient(&b, first, (int)all);
 	for (int c = c0; c < c1; c++) {
 		int64_t begin = (int64_t)c * MOE_CHUNK;
 		int64_t end = MOE_MIN(begin + MOE_CHUNK, moe_round_up(w->I, MOE_PACK_N));
 		float *dgw = w->dgw_part + (size_t)c * w->part_rows;
 
 		memset(b.s.lanes, 0, (size_t)w->m * MOE_PACK_N * sizeof *b.s.lanes);
-		(b.transposed ? chunk_t : chunk)(&b, begin, end);
+		if (b.transposed)
+			chunk_t(&b, begin, end);
+		else
+			chunk(&b, begin, end, at_once ? b.s.step + (begin - first) : NULL, all);
 		for (int i = 0; i < w->m; i++)
 			dgw[i] = sum16(b.s.lanes + i * MOE_PACK_N);
 		if (e->r)
