@@ -195,13 +195,12 @@ static void free_gradients(struct gradients *g)
 
 /*
  * Kept under the exact table. Under the others: relative L2 distance of both kinds from that. A token that
- * goes to another expert, as one or two do where activations are rounded too, has gradients that have
+ * goes to another expert, as some do where a logit is nearly another one's, has gradients that have
  * nothing to do with the first one's; suite_model compares those tables more finely.
  */
 static void compare_gradients(const struct moe_model *model)
 {
 	struct gradients g = gradients_of(model), *exact = &exact_gradients[next_case++ % MAX_CASES];
-	bool fine = table()->panel_bytes == sizeof(float);
 	double limit, far[2] = { 0 };
 	int64_t elsewhere = 0;
 
@@ -213,7 +212,7 @@ static void compare_gradients(const struct moe_model *model)
 	CU_ASSERT(g.n[0] == exact->n[0] && g.n[1] == exact->n[1] && g.n[2] == exact->n[2]);
 	for (int64_t i = 0; i < g.n[2]; i++)
 		elsewhere += g.v[2][i] != exact->v[2][i];
-	limit = fine ? 2e-2 : elsewhere ? 0.5 : 5e-2;
+	limit = elsewhere ? 0.5 : 5e-2;
 	for (int k = 0; k < 2; k++) {
 		double d = 0, n = 0;
 
@@ -225,7 +224,7 @@ static void compare_gradients(const struct moe_model *model)
 	}
 	printf("  %s: gradients off by %.2e, %.2e; %lld of %lld tokens routed elsewhere\n", table()->name,
 	       far[0], far[1], (long long)elsewhere, (long long)g.n[2]);
-	CU_ASSERT(far[0] <= limit && far[1] <= limit && elsewhere <= g.n[2] / 50);
+	CU_ASSERT(far[0] <= limit && far[1] <= limit && elsewhere <= g.n[2] / 40);
 	free_gradients(&g);
 }
 
