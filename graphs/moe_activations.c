@@ -4,6 +4,7 @@
  * and v = h A_down^T. Everything else is scratch that a micro-batch's layers share.
  */
 #include "codelets/combine_bwd.h"
+#include "codelets/combine_part.h"
 #include "codelets/lora_grad.h"
 #include "codelets/route.h"
 #include "graphs/moe_state.h"
@@ -72,7 +73,8 @@ static void scratch_take(struct taker *t, const struct moe_experts *l, int T, bo
 		ps->h = take_panel(t, R, I, p);
 		ps->v_part = take_f32(t, R * chunks, r, p);
 		ps->y = take_f32(t, R, H, p);
-		ps->sum = take_f32(t, (size_t)T, l->H, p);
+		if (l->P > 1) /* one part: combine sums rows itself */
+			ps->sum = take_f32(t, (size_t)T, l->H, p);
 		if (!backward)
 			continue;
 		ps->z = take_f32(t, R, r, p);
@@ -236,7 +238,7 @@ size_t moe_experts_worker_scratch(const struct moe_experts *l, int T)
 	size_t n = moe_lora_grad_scratch(l, m);
 
 	n = MOE_MAX(n, moe_combine_bwd_scratch(l));
-	n = MOE_MAX(n, (size_t)l->k * (sizeof(float *) + sizeof(float))); /* combine_part */
+	n = MOE_MAX(n, moe_combine_scratch(l));
 	return l->router ? MOE_MAX(n, moe_route_scratch(l)) : n;
 }
 

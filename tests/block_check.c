@@ -166,6 +166,7 @@ struct moe_block_params block_params_of(const struct block_case *c)
 		.base_gradients = c->base_grads,
 		.weight_dtype = MOE_F32,
 		.expected_tokens = c->T,
+		.backward_weights = c->backward,
 		.group_size = c->group_size,
 		.slices_i = c->slices_i,
 		.slices_h = c->slices_h,

@@ -11,6 +11,7 @@ struct block_case {
 	bool share_a, sigmoid, router, normalise, base_grads;
 	float aux;
 	int group_size, slices_i, slices_h;
+	const char *backward; /* weights of the backward; NULL: the block's choice */
 	int routing; /* caller's ids: 0 distinct, 1 all to one expert, 2 with -1 and duplicates, and
 			odd weights */
 	int seed;

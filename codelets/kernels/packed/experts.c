@@ -147,10 +147,7 @@ static void gate_up_panels(const struct moe_tiles *t, const struct moe_expert *e
 	project(t, w, d, e->r, &e->up, e->up_b_packed, d->ra - d->r, col, count, last ? NULL : next,
 		s->ups);
 	for (int i = 0; i < count; i++, col += MOE_PACK_N) {
-		struct moe_swiglu_rows kept = { .m = w->m,
-						.ld = d->I,
-						.gate = (uint16_t *)w->gate + col,
-						.up = (uint16_t *)w->up + col };
+		struct moe_swiglu_rows kept = moe_kept_rows(w, col);
 		float *g = s->step + (size_t)i * step;
 
 		t->swiglu(&kept, g, s->ups + (size_t)i * step);
