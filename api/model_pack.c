@@ -27,7 +27,7 @@ struct moe_pack {
 	size_t n_jobs, room;
 	struct tensor *tensor;
 	size_t n_tensors, tensor_room;
-	size_t *first; /* [parts + 1] */
+	size_t *first;	     /* [parts + 1] */
 	atomic_size_t *next; /* [parts] */
 	pthread_mutex_t lock;
 	pthread_cond_t done;

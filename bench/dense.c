@@ -88,7 +88,8 @@ static void forward(void *arg)
 	struct attention *t = arg;
 
 	for (int q = 0; q < t->a.T; q += MOE_TOKEN_BLOCK)
-		K->attention(&t->a, q, MOE_MIN(q + MOE_TOKEN_BLOCK, t->a.T), 0, t->a.heads, t->scratch);
+		K->attention(&t->a, q, MOE_MIN(q + MOE_TOKEN_BLOCK, t->a.T), 0, t->a.heads,
+			     t->scratch);
 }
 
 static void backward_q(void *arg)
@@ -137,7 +138,8 @@ static void attention(int T, int heads, int kv_heads, int dim)
 	show("attention_bwd_kv", 4 * flops, median(backward_kv, &t), "GFLOP/s");
 	free((void *)t.a.doc_start);
 	free((void *)t.a.q), free((void *)t.a.k), free((void *)t.a.v), free((void *)t.a.grad_o);
-	free(t.a.o), free(t.a.lse), free(t.a.centre), free(t.a.grad_q), free(t.a.grad_k), free(t.a.grad_v);
+	free(t.a.o), free(t.a.lse), free(t.a.centre), free(t.a.grad_q), free(t.a.grad_k),
+		free(t.a.grad_v);
 	free(t.scratch);
 }
 
@@ -239,7 +241,8 @@ static void packing(int64_t n, int64_t k)
 static void dense(int m, int64_t n, int64_t k)
 {
 	size_t bytes = (size_t)(n * k) * sizeof(uint16_t);
-	double flops = 2.0 * m * (double)n * (double)k, y = 4.0 * m * (double)n, x = 4.0 * m * (double)k;
+	double flops = 2.0 * m * (double)n * (double)k, y = 4.0 * m * (double)n,
+	       x = 4.0 * m * (double)k;
 	struct dense d = { .m = m, .n = n, .k = k, .source = memory(bytes) };
 
 	d.w.data = memory(K->weight_bytes(MOE_BF16, n, k, MOE_USE_GEMM));
@@ -273,7 +276,8 @@ int main(int argc, char **argv)
 	openblas_set_num_threads(1);
 	for (int i = 0; moe_kernels_list[i]; i++) {
 		K = moe_kernels_list[i];
-		if ((name && strcmp(name, K->name)) || !K->supported() || (K->enable && !K->enable()))
+		if ((name && strcmp(name, K->name)) || !K->supported() ||
+		    (K->enable && !K->enable()))
 			continue;
 		attention(shape[0], shape[1], shape[2], shape[3]);
 		dense(MOE_TOKEN_BLOCK, MOE_VOCAB_CHUNK, 2048);

@@ -19,11 +19,11 @@
 #define HEADS 8 /* query heads that share a packed block; more of them would leave L2 */
 
 struct attention_scratch {
-	uint16_t *rows;		   /* bf16 [BLOCK, kp] */
-	uint16_t *w[2];		   /* packed blocks: k and v, or q and grad_o */
-	void *panel[2][HEADS];	   /* forward panels: q and grad_o, or k and v (one each) */
-	float *s, *d;		   /* tiles */
-	void *tile_panel;	   /* backward panel of a tile */
+	uint16_t *rows;	       /* bf16 [BLOCK, kp] */
+	uint16_t *w[2];	       /* packed blocks: k and v, or q and grad_o */
+	void *panel[2][HEADS]; /* forward panels: q and grad_o, or k and v (one each) */
+	float *s, *d;	       /* tiles */
+	void *tile_panel;      /* backward panel of a tile */
 	/* [BLOCK, kp]: o or grad_q by head, or grad_k and grad_v. The caller's rows lie a power of
 	 * two apart as often as not, where a few of them fill their cache sets. */
 	float *sum[HEADS];
@@ -110,8 +110,8 @@ static void pack_weight(const struct call *c, int n, const float *src, int64_t l
 	int64_t block = c->t->layout == MOE_LAYOUT_BLOCKS32 ? 32 : 8;
 
 	for (int i = 0; i < n; i += MOE_PACK_N, w += moe_packed_stride(c->kp))
-		c->ops->pack_rows(block, MOE_MIN(MOE_PACK_N, n - i), c->a->dim, c->kp, src + i * ld, ld,
-				  1, w);
+		c->ops->pack_rows(block, MOE_MIN(MOE_PACK_N, n - i), c->a->dim, c->kp, src + i * ld,
+				  ld, 1, w);
 }
 
 /*
@@ -147,7 +147,7 @@ static void apply(const struct call *c, int m, int n, const float *tile, const u
 
 	t->pack_bwd(m, tile, MOE_TILE_LD, NULL, n, n, c->s.tile_panel, n, 0);
 	for (int k = 0; k < columns; k += step) {
-		struct moe_bwd_seg seg = { c->s.tile_panel, n, 0, n, w + MOE_PACK_N * k,
+		struct moe_bwd_seg seg = { c->s.tile_panel,	    n, 0, n, w + MOE_PACK_N * k,
 					   moe_packed_stride(c->kp) };
 
 		t->bwd(m, &seg, 1, MOE_MIN(step, columns - k), sum + k, c->kp,
@@ -243,11 +243,11 @@ static void forward_rows(const struct call *c, int q0, int m, int h0, int h1)
 	}
 	for (int h = h0; h < h1; h++)
 		c->ops->softmax.finish(m, &state[h - h0], a->o + at_q(c, q0, h), c->ldq,
-				   a->lse + at_row(a, q0, h));
+				       a->lse + at_row(a, q0, h));
 }
 
-void moe_packed_attention(const struct moe_attention_ops *ops, const struct moe_attention *a, int q0,
-			  int q1, int h0, int h1, void *scratch)
+void moe_packed_attention(const struct moe_attention_ops *ops, const struct moe_attention *a,
+			  int q0, int q1, int h0, int h1, void *scratch)
 {
 	struct call c = call_of(ops, a, scratch);
 
@@ -291,8 +291,8 @@ static void backward_rows(const struct call *c, int q0, int m, int h0, int h1)
 
 			products(c, m, tile.n, c->s.panel[0][h], c->s.w[0], c->s.s);
 			products(c, m, tile.n, c->s.panel[1][h], c->s.w[1], c->s.d);
-			c->ops->softmax.backward(&tile, false, a->lse + row, a->centre + row, c->s.s,
-					     c->s.d);
+			c->ops->softmax.backward(&tile, false, a->lse + row, a->centre + row,
+						 c->s.s, c->s.d);
 			apply(c, m, tile.n, c->s.d, c->s.w[0], c->s.sum[h], k > first);
 		}
 	}

@@ -35,7 +35,8 @@ static inline void pack_line(const int block, const int line, const uint16_t *co
  * Rows of k columns into one panel's blocks; k a multiple of MOE_PACK_K or, for blocks of 8, of 16.
  * Reads whole cache lines of each row.
  */
-static void pack_panel(int64_t block, const uint16_t *const *row, int rows, int64_t k, uint16_t *dst)
+static void pack_panel(int64_t block, const uint16_t *const *row, int rows, int64_t k,
+		       uint16_t *dst)
 {
 	int64_t k0 = 0;
 
@@ -52,8 +53,8 @@ static void pack_panel(int64_t block, const uint16_t *const *row, int rows, int6
 
 #ifdef __SSE2__
 /* `width` columns of 16 rows, past the caches */
-static inline void stream_line(int64_t block, const int width, const uint16_t *const *row, int64_t k0,
-			       uint16_t *dst)
+static inline void stream_line(int64_t block, const int width, const uint16_t *const *row,
+			       int64_t k0, uint16_t *dst)
 {
 	_Alignas(64) uint16_t line[MOE_PACK_N * STREAM_LINE];
 
@@ -70,8 +71,8 @@ static inline void stream_line(int64_t block, const int width, const uint16_t *c
  * pack_panel for weights that will not be read soon: without reading the lines that are written,
  * memory moves a third less. What is read next, in the end of the next panel, has to be told.
  */
-static void stream_panel(int64_t block, const uint16_t *const row[MOE_PACK_N], int64_t ld, int64_t k,
-			 uint16_t *dst)
+static void stream_panel(int64_t block, const uint16_t *const row[MOE_PACK_N], int64_t ld,
+			 int64_t k, uint16_t *dst)
 {
 	int64_t k0 = 0;
 
@@ -93,8 +94,8 @@ static void stream_fence(void)
 	_mm_sfence();
 }
 #else
-static void stream_panel(int64_t block, const uint16_t *const row[MOE_PACK_N], int64_t ld, int64_t k,
-			 uint16_t *dst)
+static void stream_panel(int64_t block, const uint16_t *const row[MOE_PACK_N], int64_t ld,
+			 int64_t k, uint16_t *dst)
 {
 	(void)ld;
 	pack_panel(block, row, MOE_PACK_N, k, dst);
