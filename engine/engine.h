@@ -120,6 +120,14 @@ enum moe_status moe_host_describe(struct moe_host *out);
  */
 enum moe_status moe_engine_prepare(const char *isa);
 
+/*
+ * run(arg, part) on one thread per worker, each on its part's NUMA node, while the caller runs
+ * meanwhile(arg); returns when all have returned: how many there were. Nothing may be outstanding.
+ * Without threads the caller does it, then meanwhile.
+ */
+int moe_engine_parallel(struct moe_engine *e, void (*run)(void *arg, int part),
+			void (*meanwhile)(void *arg), void *arg);
+
 /* ---- memory with a home ---- */
 
 /*

@@ -249,11 +249,21 @@ static void add_loss(cJSON *to, const char *name, double loss)
 		cJSON_AddNumberToObject(to, name, loss);
 }
 
+static void add_kernels(cJSON *to)
+{
+	struct moe_machine_info machine = { .struct_size = sizeof machine };
+
+	if (moe_machine_describe(&machine) != MOE_OK)
+		return;
+	for (int i = 0; i < machine.n_isas; i++)
+		if (machine.isa[i].chosen)
+			cJSON_AddStringToObject(to, "kernels", machine.isa[i].name);
+}
+
 static void print_json(const struct training *t, const struct moe_train_result *r)
 {
 	cJSON *o = cJSON_CreateObject();
 	const struct tool_model *m = &t->model;
-	struct moe_engine_info engine = { .struct_size = sizeof engine };
 	char *text;
 
 	cJSON_AddNumberToObject(o, "steps", (double)r->steps);
@@ -274,8 +284,7 @@ static void print_json(const struct training *t, const struct moe_train_result *
 	add_loss(o, "eval_loss", r->eval_loss);
 	if (r->eval_batch_tokens)
 		cJSON_AddNumberToObject(o, "eval_batch_tokens", r->eval_batch_tokens);
-	if (moe_engine_get_info(m->engine, &engine) == MOE_OK)
-		cJSON_AddStringToObject(o, "kernels", engine.isa);
+	add_kernels(o);
 	add_expert_tokens(o, m);
 	text = cJSON_PrintUnformatted(o);
 	puts(text ? text : "{}");
