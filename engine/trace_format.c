@@ -7,9 +7,9 @@
 #endif
 
 static const char *const chunk_names[MOE_MXT_CHUNK_TYPES] = {
-	[MOE_MXT_HEADER] = "header",   [MOE_MXT_TASKS] = "tasks",	[MOE_MXT_DEPS] = "deps",
-	[MOE_MXT_ROUTING] = "routing", [MOE_MXT_MEMORY] = "memory",	[MOE_MXT_COUNTERS] = "counters",
-	[MOE_MXT_MARKS] = "marks",     [MOE_MXT_HOST] = "host", [MOE_MXT_END] = "end",
+	[MOE_MXT_HEADER] = "header",   [MOE_MXT_TASKS] = "tasks",   [MOE_MXT_DEPS] = "deps",
+	[MOE_MXT_ROUTING] = "routing", [MOE_MXT_MEMORY] = "memory", [MOE_MXT_COUNTERS] = "counters",
+	[MOE_MXT_MARKS] = "marks",     [MOE_MXT_HOST] = "host",	    [MOE_MXT_END] = "end",
 };
 static const char *const phase_names[MOE_MXT_PHASES] = { "other", "forward", "backward", "update" };
 static const char *const mark_names[MOE_MXT_STEP_MARKS] = { "begin", "submitted", "end" };
@@ -41,7 +41,8 @@ const char *moe_mxt_host_name(int host)
 }
 
 #if defined(__x86_64__)
-__attribute__((target("sse4.2"))) static uint32_t crc_fast(uint32_t crc, const uint8_t *p, size_t bytes)
+__attribute__((target("sse4.2"))) static uint32_t crc_fast(uint32_t crc, const uint8_t *p,
+							   size_t bytes)
 {
 	uint64_t state = crc, word;
 
@@ -144,8 +145,8 @@ bool moe_mxt_head_decode(const uint8_t in[MOE_MXT_HEAD_BYTES], struct moe_mxt_he
 	get_range(&p, h->id);
 	get_range(&p, h->step);
 	get_range(&p, h->layer);
-	return moe_mxt_crc(0, in, (size_t)(p - in)) == get32(&p) && h->length <= MOE_MXT_MAX_PAYLOAD &&
-	       h->rows <= MOE_MXT_MAX_ROWS;
+	return moe_mxt_crc(0, in, (size_t)(p - in)) == get32(&p) &&
+	       h->length <= MOE_MXT_MAX_PAYLOAD && h->rows <= MOE_MXT_MAX_ROWS;
 }
 
 size_t moe_mxt_put(uint8_t *out, uint64_t v)

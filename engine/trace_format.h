@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The native trace file, .mxt (docs/trace-format.md): constants, units, packing. Depends on libc alone,
- * so that tools/trace reads traces without the library. Everything is little-endian.
+ * The native trace file, .mxt (docs/trace-format.md): constants, units, packing. Depends on libc
+ * alone, so that tools/trace reads traces without the library. Everything is little-endian.
  *
- * A file is a mark, then chunks. A chunk is a head of MOE_MXT_HEAD_BYTES and a payload. All chunks but
- * HEADER are tables: columns of integers, each with its own id, so that a reader skips what it does not
- * know and finds out what is absent. Absent means not known; it never means 0.
+ * A file is a mark, then chunks. A chunk is a head of MOE_MXT_HEAD_BYTES and a payload. All chunks
+ * but HEADER are tables: columns of integers, each with its own id, so that a reader skips what it
+ * does not know and finds out what is absent. Absent means not known; it never means 0.
  *
  * Times are nanoseconds since the trace's origin (header: origin.monotonic_ns, origin.realtime_ns).
  */
@@ -29,7 +29,8 @@
 #define MOE_MXT_NA INT64_MIN
 
 enum moe_mxt_chunk {
-	MOE_MXT_HEADER = 1, /* text, the first chunk: lines "key=value" (docs/trace-format.md lists the keys) */
+	MOE_MXT_HEADER = 1, /* text, the first chunk: lines "key=value" (docs/trace-format.md lists
+			       the keys) */
 	MOE_MXT_TASKS,	    /* a row per task that has run, in no order */
 	MOE_MXT_DEPS,	    /* a row per submitted task, by ascending id */
 	MOE_MXT_ROUTING,    /* a row per plan: tokens of each expert */
@@ -44,29 +45,35 @@ enum moe_mxt_chunk {
 /* ---- columns; "list": not one value per row, see the column that counts them ---- */
 
 enum moe_mxt_tasks_column {
-	MOE_MXT_TASK_ID = 1,   /* 1, 2, ... in submission order, since the engine was opened */
-	MOE_MXT_TASK_KIND,     /* index into the header's kind.N */
-	MOE_MXT_TASK_PHASE,    /* enum moe_mxt_phase */
-	MOE_MXT_TASK_LAYER,    /* -1: none */
-	MOE_MXT_TASK_GROUP,    /* expert group or token block; -1: none */
-	MOE_MXT_TASK_SLICE,    /* -1: none */
-	MOE_MXT_TASK_PART,     /* -1: any */
-	MOE_MXT_TASK_MICRO,    /* micro-batch of the step */
-	MOE_MXT_TASK_STEP,     /* 1, 2, ...; 0: of no step */
-	MOE_MXT_TASK_WORKER,   /* 0, 1, ...: the header's worker.N */
-	MOE_MXT_TASK_SUBMIT,   /* ns: handed to StarPU */
-	MOE_MXT_TASK_READY,    /* ns: its last dependency had ended and StarPU pushed it to the scheduler */
-	MOE_MXT_TASK_START,    /* ns: the codelet begins; data acquired (handles carry no data) */
-	MOE_MXT_TASK_STOP,     /* ns: the codelet returned */
-	MOE_MXT_TASK_CPU,      /* ns of the worker's CPU in it: less than stop - start where others took the core */
-	MOE_MXT_TASK_CORE,     /* logical CPU (operating system's number) at the end */
-	MOE_MXT_TASK_ROWS,     /* tokens, or (token, slot) pairs */
-	MOE_MXT_TASK_FLOPS,    /* a multiply-add is two; by the codelet's arguments; NA: the kind has no model */
-	MOE_MXT_TASK_READ,     /* bytes, once each: what it must read if caches were empty; NA as above */
-	MOE_MXT_TASK_WRITTEN,  /* bytes */
-	MOE_MXT_TASK_LOCAL,    /* of read + written: bytes whose home is the worker's NUMA node (estimate) */
-	MOE_MXT_TASK_REMOTE,   /* bytes whose home is another; the rest has no home. Mostly of the part's node */
-	MOE_MXT_TASK_CYCLES,	   /* perf_event: CPU cycles, user mode; absent: not permitted */
+	MOE_MXT_TASK_ID = 1, /* 1, 2, ... in submission order, since the engine was opened */
+	MOE_MXT_TASK_KIND,   /* index into the header's kind.N */
+	MOE_MXT_TASK_PHASE,  /* enum moe_mxt_phase */
+	MOE_MXT_TASK_LAYER,  /* -1: none */
+	MOE_MXT_TASK_GROUP,  /* expert group or token block; -1: none */
+	MOE_MXT_TASK_SLICE,  /* -1: none */
+	MOE_MXT_TASK_PART,   /* -1: any */
+	MOE_MXT_TASK_MICRO,  /* micro-batch of the step */
+	MOE_MXT_TASK_STEP,   /* 1, 2, ...; 0: of no step */
+	MOE_MXT_TASK_WORKER, /* 0, 1, ...: the header's worker.N */
+	MOE_MXT_TASK_SUBMIT, /* ns: handed to StarPU */
+	MOE_MXT_TASK_READY,  /* ns: its last dependency had ended and StarPU pushed it to the
+				scheduler */
+	MOE_MXT_TASK_START,  /* ns: the codelet begins; data acquired (handles carry no data) */
+	MOE_MXT_TASK_STOP,   /* ns: the codelet returned */
+	MOE_MXT_TASK_CPU,  /* ns of the worker's CPU in it: less than stop - start where others took
+			      the core */
+	MOE_MXT_TASK_CORE, /* logical CPU (operating system's number) at the end */
+	MOE_MXT_TASK_ROWS, /* tokens, or (token, slot) pairs */
+	MOE_MXT_TASK_FLOPS, /* a multiply-add is two; by the codelet's arguments; NA: the kind has
+			       no model */
+	MOE_MXT_TASK_READ,  /* bytes, once each: what it must read if caches were empty; NA as above
+			     */
+	MOE_MXT_TASK_WRITTEN, /* bytes */
+	MOE_MXT_TASK_LOCAL,   /* of read + written: bytes whose home is the worker's NUMA node
+				 (estimate) */
+	MOE_MXT_TASK_REMOTE,  /* bytes whose home is another; the rest has no home. Mostly of the
+				 part's node */
+	MOE_MXT_TASK_CYCLES,  /* perf_event: CPU cycles, user mode; absent: not permitted */
 	MOE_MXT_TASK_INSTRUCTIONS, /* perf_event */
 	MOE_MXT_TASK_LLC_MISSES,   /* perf_event: last-level cache misses */
 };
@@ -89,7 +96,8 @@ enum moe_mxt_routing_column {
 	MOE_MXT_ROUTING_MICRO,
 	MOE_MXT_ROUTING_TIME,	 /* ns */
 	MOE_MXT_ROUTING_TOKENS,	 /* of the micro-batch */
-	MOE_MXT_ROUTING_SLOTS,	 /* tokens x experts per token; the sum of LOADS where no slot was skipped */
+	MOE_MXT_ROUTING_SLOTS,	 /* tokens x experts per token; the sum of LOADS where no slot was
+				    skipped */
 	MOE_MXT_ROUTING_EXPERTS, /* how many LOADS the row has */
 	MOE_MXT_ROUTING_LOADS,	 /* list: (token, slot) pairs of expert 0, 1, ... */
 };
@@ -98,8 +106,9 @@ enum moe_mxt_routing_column {
 enum moe_mxt_memory_column {
 	MOE_MXT_MEMORY_NAMES = 1, /* bytes */
 	MOE_MXT_MEMORY_TIME,	  /* ns */
-	MOE_MXT_MEMORY_PURPOSE,	  /* index into NAMES; "rss": the whole process, as the system sees it */
-	MOE_MXT_MEMORY_PART,	  /* -1: placed nowhere */
+	MOE_MXT_MEMORY_PURPOSE, /* index into NAMES; "rss": the whole process, as the system sees it
+				 */
+	MOE_MXT_MEMORY_PART,	/* -1: placed nowhere */
 	MOE_MXT_MEMORY_BYTES,
 };
 
@@ -115,8 +124,8 @@ enum moe_mxt_marks_column {
 	MOE_MXT_MARK_TIME = 1, /* ns */
 	MOE_MXT_MARK_WHAT,     /* enum moe_mxt_mark */
 	MOE_MXT_MARK_STEP,
-	MOE_MXT_MARK_TOKENS,   /* of the step; NA: not known */
-	MOE_MXT_MARK_TRAINED,  /* tokens with a loss; NA: not known */
+	MOE_MXT_MARK_TOKENS,  /* of the step; NA: not known */
+	MOE_MXT_MARK_TRAINED, /* tokens with a loss; NA: not known */
 };
 
 enum moe_mxt_host_column {
@@ -160,8 +169,8 @@ const char *moe_mxt_host_name(int host);
 /* ---- chunks ---- */
 
 /*
- * What a reader needs in order to skip a chunk. Ranges are inclusive and span the rows; where no row has
- * one (tasks of no layer count) the first is above the last.
+ * What a reader needs in order to skip a chunk. Ranges are inclusive and span the rows; where no
+ * row has one (tasks of no layer count) the first is above the last.
  */
 struct moe_mxt_head {
 	uint32_t type;
@@ -175,8 +184,9 @@ struct moe_mxt_head {
 };
 
 /*
- * Bytes of a head: mark, type, rows, length, crc (u32 each), time, id, step, layer (two i64 each), CRC32C of
- * all that (u32). Decoding fails where the mark, the checksum or the length are impossible.
+ * Bytes of a head: mark, type, rows, length, crc (u32 each), time, id, step, layer (two i64 each),
+ * CRC32C of all that (u32). Decoding fails where the mark, the checksum or the length are
+ * impossible.
  */
 void moe_mxt_head_encode(const struct moe_mxt_head *h, uint8_t out[MOE_MXT_HEAD_BYTES]);
 bool moe_mxt_head_decode(const uint8_t in[MOE_MXT_HEAD_BYTES], struct moe_mxt_head *h);
@@ -186,9 +196,10 @@ uint32_t moe_mxt_crc(uint32_t crc, const void *data, size_t bytes); /* CRC32C; s
 /* ---- packing ---- */
 
 /*
- * A table's payload: for every column, in ascending order of id, varint id, one byte of encoding, varint
- * count of values, varint bytes of data, data. A varint has 7 bits per byte, lowest first, the top bit set
- * in all but its last; a signed value v is (v << 1) ^ (v >> 63). Differences wrap around.
+ * A table's payload: for every column, in ascending order of id, varint id, one byte of encoding,
+ * varint count of values, varint bytes of data, data. A varint has 7 bits per byte, lowest first,
+ * the top bit set in all but its last; a signed value v is (v << 1) ^ (v >> 63). Differences wrap
+ * around.
  */
 enum moe_mxt_encoding {
 	MOE_MXT_CONSTANT = 1, /* one signed varint, all values */

@@ -132,7 +132,8 @@ static bool start(struct moe_mxt_reader *r)
 	    memcmp(first, MOE_MXT_MARK, 8))
 		return fail(r, "not a trace of moesaic (.mxt)");
 	if (first[8] != MOE_MXT_VERSION || first[9] || first[10] || first[11]) {
-		snprintf(r->error, sizeof r->error, "a trace of format version %u; version %d is known",
+		snprintf(r->error, sizeof r->error,
+			 "a trace of format version %u; version %d is known",
 			 (unsigned)first[8] | (unsigned)first[9] << 8, MOE_MXT_VERSION);
 		return false;
 	}
@@ -239,7 +240,8 @@ bool moe_mxt_load(struct moe_mxt_reader *r, size_t i, struct moe_mxt_table *t)
 		return true;
 	moe_mxt_table_clear(t);
 	snprintf(r->error, sizeof r->error, "chunk %zu (%s) at byte %lld: %s", i,
-		 moe_mxt_chunk_name((int)p->head.type) ? moe_mxt_chunk_name((int)p->head.type) : "unknown",
+		 moe_mxt_chunk_name((int)p->head.type) ? moe_mxt_chunk_name((int)p->head.type)
+						       : "unknown",
 		 (long long)p->at, wrong);
 	return false;
 }

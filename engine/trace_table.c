@@ -8,7 +8,8 @@
 static bool is_bytes(uint32_t type, int column)
 {
 	return (type == MOE_MXT_MEMORY && column == MOE_MXT_MEMORY_NAMES) ||
-	       ((type == MOE_MXT_COUNTERS || type == MOE_MXT_END) && column == MOE_MXT_COUNTER_NAMES);
+	       ((type == MOE_MXT_COUNTERS || type == MOE_MXT_END) &&
+		column == MOE_MXT_COUNTER_NAMES);
 }
 
 static void reset_head(struct moe_mxt_head *h)
@@ -127,7 +128,8 @@ static enum moe_mxt_encoding choose(const struct moe_mxt_column *c, bool bytes)
 		return MOE_MXT_BYTES;
 	for (size_t i = 0; i < c->n; i++) {
 		plain += varint_bytes(moe_mxt_zigzag(c->value[i]));
-		delta += varint_bytes(moe_mxt_zigzag(difference(c->value[i], i ? c->value[i - 1] : 0)));
+		delta += varint_bytes(
+			moe_mxt_zigzag(difference(c->value[i], i ? c->value[i - 1] : 0)));
 		same = same && c->value[i] == c->value[0];
 	}
 	if (same)
@@ -135,7 +137,8 @@ static enum moe_mxt_encoding choose(const struct moe_mxt_column *c, bool bytes)
 	return delta < plain ? MOE_MXT_DELTA : MOE_MXT_PLAIN;
 }
 
-static size_t pack_values(uint8_t *out, const struct moe_mxt_column *c, enum moe_mxt_encoding encoding)
+static size_t pack_values(uint8_t *out, const struct moe_mxt_column *c,
+			  enum moe_mxt_encoding encoding)
 {
 	size_t at = 0;
 
@@ -145,14 +148,15 @@ static size_t pack_values(uint8_t *out, const struct moe_mxt_column *c, enum moe
 		if (encoding == MOE_MXT_BYTES)
 			out[at++] = (uint8_t)c->value[i];
 		else if (encoding == MOE_MXT_DELTA)
-			at += moe_mxt_put(out + at,
-					  moe_mxt_zigzag(difference(c->value[i], i ? c->value[i - 1] : 0)));
+			at += moe_mxt_put(out + at, moe_mxt_zigzag(difference(
+							    c->value[i], i ? c->value[i - 1] : 0)));
 		else
 			at += moe_mxt_put(out + at, moe_mxt_zigzag(c->value[i]));
 	return at;
 }
 
-static size_t pack_column(uint8_t *out, uint8_t *spare, uint32_t type, int id, const struct moe_mxt_column *c)
+static size_t pack_column(uint8_t *out, uint8_t *spare, uint32_t type, int id,
+			  const struct moe_mxt_column *c)
 {
 	enum moe_mxt_encoding encoding = choose(c, is_bytes(type, id));
 	size_t bytes = pack_values(spare, c, encoding), at = moe_mxt_put(out, (uint64_t)id);

@@ -35,8 +35,9 @@ static bool write_all(struct moe_mxt_writer *w, const void *data, size_t bytes)
 
 bool moe_mxt_create(struct moe_mxt_writer *w, const char *path)
 {
-	static const uint8_t start[MOE_MXT_FILE_BYTES] = { 0x89, 'M', 'X', 'T', '\r', '\n', 0x1a, '\n',
-							   MOE_MXT_VERSION };
+	static const uint8_t start[MOE_MXT_FILE_BYTES] = { 0x89, 'M',  'X',
+							   'T',	 '\r', '\n',
+							   0x1a, '\n', MOE_MXT_VERSION };
 
 	memset(w, 0, sizeof *w);
 	w->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
@@ -51,8 +52,10 @@ bool moe_mxt_create(struct moe_mxt_writer *w, const char *path)
 	return true;
 }
 
-/* Head and payload in one buffer and one write: a crash leaves a whole chunk or a tail that is cut off. */
-static bool write_chunk(struct moe_mxt_writer *w, const struct moe_mxt_head *h, const uint8_t *payload)
+/* Head and payload in one buffer and one write: a crash leaves a whole chunk or a tail that is cut
+ * off. */
+static bool write_chunk(struct moe_mxt_writer *w, const struct moe_mxt_head *h,
+			const uint8_t *payload)
 {
 	size_t bytes = MOE_MXT_HEAD_BYTES + h->length;
 	uint8_t *out = w->error[0] ? NULL : malloc(bytes);

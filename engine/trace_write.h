@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Writes a trace file chunk by chunk. Depends on libc alone. The recorder and the tests that make
- * synthetic traces use it. After a failure everything that follows is dropped: what is in the file ends
- * with a whole chunk.
+ * synthetic traces use it. After a failure everything that follows is dropped: what is in the file
+ * ends with a whole chunk.
  */
 #ifndef MOE_ENGINE_TRACE_WRITE_H
 #define MOE_ENGINE_TRACE_WRITE_H
