@@ -58,6 +58,7 @@ enum moe_mxt_tasks_column {
 	MOE_MXT_TASK_SUBMIT, /* ns: handed to StarPU */
 	MOE_MXT_TASK_READY,  /* ns: its last dependency had ended and StarPU pushed it to the
 				scheduler */
+	MOE_MXT_TASK_POP,    /* ns: its worker took it from the scheduler */
 	MOE_MXT_TASK_START,  /* ns: the codelet begins; data acquired (handles carry no data) */
 	MOE_MXT_TASK_STOP,   /* ns: the codelet returned */
 	MOE_MXT_TASK_CPU,  /* ns of the worker's CPU in it: less than stop - start where others took

@@ -137,17 +137,27 @@ static void append(struct moe_mxt_text *t, const char *s, size_t n)
 	t->text[t->n] = 0;
 }
 
-void moe_mxt_put_text(struct moe_mxt_text *t, const char *key, const char *value)
+static void append_clean(struct moe_mxt_text *t, const char *s)
 {
-	size_t at;
+	size_t at = t->n;
 
-	append(t, key, strlen(key));
-	append(t, "=", 1);
-	at = t->n;
-	append(t, value, strlen(value));
+	append(t, s, strlen(s));
 	for (; !t->failed && at < t->n; at++)
 		if (t->text[at] == '\n' || t->text[at] == '\r')
 			t->text[at] = ' ';
+}
+
+void moe_mxt_put_line(struct moe_mxt_text *t, const char *line)
+{
+	append_clean(t, line);
+	append(t, "\n", 1);
+}
+
+void moe_mxt_put_text(struct moe_mxt_text *t, const char *key, const char *value)
+{
+	append(t, key, strlen(key));
+	append(t, "=", 1);
+	append_clean(t, value);
 	append(t, "\n", 1);
 }
 

@@ -32,7 +32,8 @@ struct moe_mxt_text {
 	bool failed;
 };
 
-/* Appends "key=value"; line breaks in value become spaces. */
+/* Appends a line "key=value"; line breaks in it become spaces. */
+void moe_mxt_put_line(struct moe_mxt_text *t, const char *line);
 void moe_mxt_put_text(struct moe_mxt_text *t, const char *key, const char *value);
 void moe_mxt_put_format(struct moe_mxt_text *t, const char *key, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));

@@ -25,6 +25,7 @@ struct training {
 	bool folder_made, data_made, eval_made;
 	char *data, *eval; /* token files */
 	bool begun;	   /* a step was done: files stay */
+	bool tracing;
 	struct tool_model model;
 	struct progress progress;
 };
@@ -292,6 +293,62 @@ static void print_summary(const struct training *t, const struct moe_train_resul
 	fprintf(to, ", peak %.2f GiB\nadapter in %s\n", r->peak_rss_gib, t->output);
 }
 
+/* ---- trace ---- */
+
+#define MAX_CONFIG 16
+
+/* What a reader of the trace wants to know about the run; run.yaml has the rest. */
+static int start_trace(struct training *t)
+{
+	static const char *const told[] = { "model",	  "data",
+					    "adapter",	  "batch-tokens",
+					    "batch-size", "gradient-accumulation-steps",
+					    "lora-rank",  "lora-target",
+					    "pipeline",	  "weights",
+					    "seed" };
+	struct moe_trace_params p = { .struct_size = sizeof p,
+				      .file = settings_text(t->s, "trace") };
+	char *config[MAX_CONFIG];
+	enum moe_status st;
+
+	if (!p.file)
+		return 0;
+	config[p.n_config++] = cli_format("command=train");
+	for (size_t i = 0; i < sizeof told / sizeof *told; i++) {
+		char *value = settings_has(t->s, told[i]) ? settings_joined(t->s, told[i]) : NULL;
+
+		if (value)
+			config[p.n_config++] = cli_format("%s=%s", told[i], value);
+		free(value);
+	}
+	p.config = (const char *const *)config;
+	st = moe_trace_start(t->model.engine, &p);
+	for (int i = 0; i < p.n_config; i++)
+		free(config[i]);
+	t->tracing = st == MOE_OK;
+	return cli_status(st);
+}
+
+/* A trace that is cut off is no failure of the training; the library has warned. */
+static void stop_trace(struct training *t)
+{
+	struct moe_trace_info info = { .struct_size = sizeof info };
+
+	if (!t->tracing)
+		return;
+	t->tracing = false;
+	if (moe_trace_stop(t->model.engine, &info) != MOE_OK && !info.error[0])
+		cli_note("warning: trace: %s", moe_last_error());
+	if (info.lost)
+		cli_note("warning: the trace lacks %lld records: its buffers were full",
+			 (long long)info.lost);
+	if (t->progress.to && !info.error[0])
+		fprintf(t->progress.to,
+			"trace of %lld tasks in %s (%.1f MB); moesaic trace summary %s\n",
+			(long long)info.tasks, settings_text(t->s, "trace"),
+			1e-6 * (double)info.bytes, settings_text(t->s, "trace"));
+}
+
 static int train(struct training *t)
 {
 	struct moe_trainer_params params;
@@ -307,9 +364,13 @@ static int train(struct training *t)
 	if (t->progress.to)
 		tool_model_describe(&t->model, t->s, t->progress.to);
 	fill_params(t, &params);
+	rc = start_trace(t);
+	if (rc)
+		return rc;
 	interrupt_watch();
 	st = moe_train(t->model.model, &params, on_event, t, &result);
 	progress_close(&t->progress);
+	stop_trace(t);
 	rc = cli_status(st);
 	if (st != MOE_OK)
 		return rc;
