@@ -26,6 +26,8 @@ struct layer_options {
 	double skew;	      /* 0: every expert is as likely */
 	const char *policy;   /* NULL: the engine's default */
 	bool json, explain, serve;
+	const char *trace; /* NULL: none */
+	bool trace_cost;
 };
 
 /* ---- layer_data.c ---- */
