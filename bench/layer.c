@@ -248,15 +248,16 @@ static enum moe_status measure_trace(struct bench *b)
 	}
 	for (int i = 0; i < n && st == MOE_OK; i++)
 		ratio[i] = 100 * (on[i] / off[i] - 1);
-	if (st == MOE_OK)
-		printf("{\"pairs\": %d, \"tasks\": %lld, \"bytes\": %lld, \"lost\": %lld, "
-		       "\"writer_us_per_task\": %.3f, \"cost_percent\": [%.2f, %.2f, %.2f], "
-		       "\"off_ms\": %.3f, \"on_ms\": %.3f, \"off_min_ms\": %.3f, \"on_min_ms\": "
-		       "%.3f}\n",
-		       n, (long long)tasks / n, (long long)bytes / n, (long long)lost,
-		       1e6 * writer / (double)tasks, quantile(ratio, n, .25),
-		       quantile(ratio, n, .5), quantile(ratio, n, .75), 1e3 * quantile(off, n, .5),
-		       1e3 * quantile(on, n, .5), 1e3 * off[0], 1e3 * on[0]);
+	if (st == MOE_OK) {
+		double low = quantile(ratio, n, .25), mid = quantile(ratio, n, .5);
+		double high = quantile(ratio, n, .75), off_mid = quantile(off, n, .5);
+
+		printf("{\"pairs\": %d, \"tasks\": %.1f, \"bytes\": %.0f, \"lost\": %lld, "
+		       "\"off_ms\": %.3f, \"on_ms\": %.3f, \"cost_percent\": %.2f, "
+		       "\"quartiles\": [%.2f, %.2f], \"writer_ms\": %.3f}\n",
+		       n, (double)tasks / n, (double)bytes / n, (long long)lost, 1e3 * off_mid,
+		       1e3 * quantile(on, n, .5), mid, low, high, 1e3 * writer / n);
+	}
 	moe_free(off);
 	return st;
 }

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #define MS ((int64_t)1000000)
-#define WAKE_NS (10 * MS)
+#define WAKE_NS (20 * MS)
 #define FLUSH_ROWS 8192
 #define FLUSH_NS (1000 * MS) /* what a crash loses at most */
 #define COUNT_NS (1000 * MS)
