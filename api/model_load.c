@@ -236,6 +236,7 @@ static enum moe_status load_experts(struct loader *l, int layer, struct moe_expe
 			       : 0,
 		.share_a = lora->share_a,
 		.trainable = r > 0 && !l->m->params.inference_only,
+		.backward = l->m->backward.mode,
 	};
 
 	if (l->st)

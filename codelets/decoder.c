@@ -60,6 +60,7 @@ struct moe_attention moe_attention_of(const struct moe_attn_args *a)
 		.o = a->state->o,
 		.lse = a->state->lse,
 		.grad_o = a->grad ? a->grad->grad_o : NULL,
+		.centre = a->grad ? a->grad->centre : NULL,
 		.grad_q = a->grad ? a->grad->grad_q : NULL,
 		.grad_k = a->grad ? a->grad->grad_k : NULL,
 		.grad_v = a->grad ? a->grad->grad_v : NULL,

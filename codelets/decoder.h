@@ -77,6 +77,7 @@ struct moe_attn_state {
 /* Gradients of one layer, a ring of two. grad_q, grad_k: after qkv_bwd at the projections. */
 struct moe_attn_grad {
 	float *grad_o, *grad_q, *grad_k, *grad_v;
+	float *centre; /* [heads, T] */
 };
 
 struct moe_attn_args {

@@ -167,8 +167,8 @@ static enum moe_status submit_attention_path(const struct moe_context *c,
 
 		MOE_TRY(moe_task_attn_out_bwd(
 			c, &a, b, mid->block[b],
-			p->tensors->lora[layer * MOE_ATTN_LINEARS + MOE_ATTN_O], g->users,
-			g->grad_o[b]));
+			p->tensors->lora[layer * MOE_ATTN_LINEARS + MOE_ATTN_O],
+			p->slot->layer[layer].kept, g->users, g->grad_o[b]));
 	}
 	MOE_TRY(moe_span_submit(c, &g->span, g->grad_o, mid->n_blocks));
 	if (want_x) {

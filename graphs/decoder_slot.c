@@ -213,6 +213,7 @@ static void make_backward(struct maker *m, struct moe_decoder_slot *s)
 		stream(m, "grad_out", s->T_max, d->H, &s->grad_out[i]);
 		stream(m, "grad_mid", s->T_max, d->H, &s->grad_mid[i]);
 		g->grad.grad_o = rows(m, s->T_max, q);
+		g->grad.centre = rows(m, s->T_max, d->heads);
 		g->grad.grad_q = rows(m, s->T_max, q);
 		g->grad.grad_k = rows(m, s->T_max, kv);
 		g->grad.grad_v = rows(m, s->T_max, kv);
@@ -404,6 +405,7 @@ static void free_ring(struct moe_decoder_slot *s, int i)
 	moe_stream_destroy(s->engine, &s->grad_out[i]);
 	moe_stream_destroy(s->engine, &s->grad_mid[i]);
 	moe_memory_free(s->engine, g->grad.grad_o);
+	moe_memory_free(s->engine, g->grad.centre);
 	moe_memory_free(s->engine, g->grad.grad_q);
 	moe_memory_free(s->engine, g->grad.grad_k);
 	moe_memory_free(s->engine, g->grad.grad_v);

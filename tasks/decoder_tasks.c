@@ -190,14 +190,15 @@ enum moe_status moe_task_loss_bwd(const struct moe_context *c, const struct moe_
 
 enum moe_status moe_task_attn_out_bwd(const struct moe_context *c, const struct moe_attn_args *a,
 				      int block, struct moe_tensor *grad_mid,
-				      struct moe_tensor *lora, struct moe_tensor *users,
-				      struct moe_tensor *out)
+				      struct moe_tensor *lora, struct moe_tensor *kept,
+				      struct moe_tensor *users, struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check("attn_out_bwd", a, 0));
 	moe_access_add(&l, grad_mid, MOE_R);
 	moe_access_add(&l, lora, MOE_R);
+	moe_access_add(&l, kept, MOE_R);
 	moe_access_add(&l, users, MOE_R);
 	moe_access_add(&l, out, MOE_W);
 	return moe_task_submit(c, MOE_KIND_attn_out_bwd, &moe_cl_attn_out_bwd, a, sizeof *a, &l,

@@ -53,8 +53,8 @@ enum moe_status moe_task_loss_bwd(const struct moe_context *c, const struct moe_
 /* ---- backward ---- */
 enum moe_status moe_task_attn_out_bwd(const struct moe_context *c, const struct moe_attn_args *a,
 				      int block, struct moe_tensor *grad_mid,
-				      struct moe_tensor *lora, struct moe_tensor *users,
-				      struct moe_tensor *out);
+				      struct moe_tensor *lora, struct moe_tensor *kept,
+				      struct moe_tensor *users, struct moe_tensor *out);
 enum moe_status moe_task_attention_bwd_q(const struct moe_context *c, const struct moe_attn_args *a,
 					 int block, int slice, struct moe_tensor *grad_o,
 					 struct moe_tensor *kept, struct moe_tensor *users,

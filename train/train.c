@@ -566,6 +566,7 @@ static void fill_result(struct run *r, struct moe_train_result *out)
 	out->first_loss = r->progress.first_loss;
 	out->last_loss = r->last_loss;
 	out->eval_loss = r->eval_loss;
+	out->eval_batch_tokens = r->eval_tokens ? r->t->T_max : 0;
 	out->peak_rss_gib = moe_peak_rss_gib();
 	out->adapted_experts = out->experts_without_gradient = 0;
 	for (int l = 0; l < d->n_layers; l++) {

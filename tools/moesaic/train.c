@@ -254,6 +254,7 @@ static void print_json(const struct training *t, const struct moe_train_result *
 {
 	cJSON *o = cJSON_CreateObject();
 	const struct tool_model *m = &t->model;
+	struct moe_engine_info engine = { .struct_size = sizeof engine };
 	char *text;
 
 	cJSON_AddNumberToObject(o, "steps", (double)r->steps);
@@ -272,6 +273,10 @@ static void print_json(const struct training *t, const struct moe_train_result *
 	add_loss(o, "first_loss", r->first_loss);
 	add_loss(o, "last_loss", r->last_loss);
 	add_loss(o, "eval_loss", r->eval_loss);
+	if (r->eval_batch_tokens)
+		cJSON_AddNumberToObject(o, "eval_batch_tokens", r->eval_batch_tokens);
+	if (moe_engine_get_info(m->engine, &engine) == MOE_OK)
+		cJSON_AddStringToObject(o, "kernels", engine.isa);
 	add_expert_tokens(o, m);
 	text = cJSON_PrintUnformatted(o);
 	puts(text ? text : "{}");

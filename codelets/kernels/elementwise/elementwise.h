@@ -34,13 +34,16 @@ void OWN(swiglu_rows)(const struct moe_swiglu_rows *r, float *g, const float *u)
 void OWN(swiglu_rows_bwd)(const struct moe_swiglu_rows *r, const float *dh, int64_t ld_dh,
 			  float *dgate, float *dup, float *h, float *dgw);
 
-/* attention.c */
-size_t OWN(attention_scratch)(int dim);
-void OWN(attention)(const struct moe_attention *a, int q0, int q1, int h0, int h1, void *scratch);
-void OWN(attention_bwd_q)(const struct moe_attention *a, int q0, int q1, int h0, int h1,
-			  void *scratch);
-void OWN(attention_bwd_kv)(const struct moe_attention *a, int k0, int k1, int g0, int g1,
-			   void *scratch);
+/* softmax.c: for tables of tiles (packed/softmax.h) */
+struct moe_score_tile;
+struct moe_softmax_state;
+void OWN(softmax_weights)(const struct moe_score_tile *t, bool first, float *s,
+			  struct moe_softmax_state *state);
+void OWN(softmax_finish)(int m, const struct moe_softmax_state *state, float *out, int64_t ld,
+			 float *lse);
+float OWN(softmax_dot)(int n, const float *a, const float *b);
+void OWN(softmax_backward)(const struct moe_score_tile *t, bool by_column, const float *lse,
+			   const float *centre, float *p, float *d);
 
 /* loss.c */
 void OWN(ce_partial)(int m, int64_t v0, int64_t v1, const float *logits, int64_t ld,
@@ -64,8 +67,6 @@ void OWN(adamw)(int64_t n, float *p, const float *g, float *m, float *v, const s
 #define MOE_ELEMENTWISE_KERNELS                                                                    \
 	.rmsnorm = OWN(rmsnorm), .rmsnorm_bwd = OWN(rmsnorm_bwd), .rope = OWN(rope),               \
 	.swiglu = OWN(swiglu), .swiglu_bwd = OWN(swiglu_bwd),                                      \
-	.attention_scratch = OWN(attention_scratch), .attention = OWN(attention),                  \
-	.attention_bwd_q = OWN(attention_bwd_q), .attention_bwd_kv = OWN(attention_bwd_kv),        \
 	.ce_partial = OWN(ce_partial), .ce_bwd = OWN(ce_bwd), .sum_rows = OWN(sum_rows),           \
 	.to_bf16 = OWN(to_bf16), .sum_squares = OWN(sum_squares), .adamw = OWN(adamw)
 

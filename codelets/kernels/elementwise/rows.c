@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/kernels/elementwise/elementwise.h"
 
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
 #define LANES 16
 
 void OWN(sum_rows)(int64_t n, int count, const float *const *row, const float *w, float *out)
@@ -50,31 +54,61 @@ void OWN(to_bf16)(int m, int64_t n, const float *x, int64_t ldx, uint16_t *dst, 
 	}
 }
 
-/* 8 values of one row of a block */
-static void pack8(const float *restrict src, float scale, uint16_t *restrict dst)
-{
-	for (int j = 0; j < 8; j++) {
-		float v = scale * src[j];
-		uint32_t bits;
+#define RUN 64 /* columns of a row taken at a time: rows are often a power of two apart, in one cache set */
 
-		memcpy(&bits, &v, sizeof bits);
-		dst[j] = half_of(bits);
+/* `width` columns (a multiple of 16) of one row of a panel */
+#ifdef __AVX512BF16__
+static void pack_run(int64_t block, int width, const float *src, float scale, uint16_t *dst)
+{
+	__m512 factor = _mm512_set1_ps(scale);
+
+	for (int k = 0; k < width; k += 16) {
+		__m512 v = _mm512_mul_ps(factor, _mm512_loadu_ps(src + k));
+		__m256i half = (__m256i)_mm512_cvtneps_pbh(v); /* subnormals are 0, as in products */
+		uint16_t *to = dst + k / block * 16 * block + k % block;
+
+		_mm_storeu_si128((__m128i *)to, _mm256_castsi256_si128(half));
+		_mm_storeu_si128((__m128i *)(to + (block == 8 ? 16 * 8 : 8)),
+				 _mm256_extracti128_si256(half, 1));
 	}
 }
+#else
+static void pack_run(int64_t block, int width, const float *restrict src, float scale,
+		     uint16_t *restrict dst)
+{
+	for (int k = 0; k < width; k += 8) {
+		uint16_t *restrict to = dst + k / block * 16 * block + k % block;
+
+		for (int j = 0; j < 8; j++) {
+			float v = scale * src[k + j];
+			uint32_t bits;
+
+			memcpy(&bits, &v, sizeof bits);
+			to[j] = half_of(bits);
+		}
+	}
+}
+#endif
 
 void OWN(pack_rows)(int64_t block, int rows, int64_t k, int64_t kp, const float *src, int64_t ld,
 		    float scale, uint16_t *dst)
 {
-	for (int64_t k0 = 0; k0 < kp; k0 += 8) {
-		uint16_t *to = dst + k0 / block * 16 * block + k0 % block;
+	for (int64_t k0 = 0; k0 < kp; k0 += RUN) {
+		int width = (int)MOE_MIN(RUN, kp - k0);
 
-		for (int n = 0; n < 16; n++, to += block) {
-			float tail[8] = { 0 };
+		for (int n = 0; n < 16; n++) {
+			float tail[RUN] = { 0 };
 			const float *from = src + n * ld + k0;
 
-			if (n < rows && k0 + 8 > k && k0 < k)
-				memcpy(tail, from, (size_t)(k - k0) * sizeof *tail);
-			pack8(n < rows && k0 + 8 <= k ? from : tail, scale, to);
+			/* the next panel: its rows may lie pages apart, which no hardware foresees */
+			for (int c = 0; c < width; c += 16)
+				__builtin_prefetch(from + 16 * ld + c);
+			if (n >= rows || k0 + width > k) {
+				if (n < rows && k0 < k)
+					memcpy(tail, from, (size_t)(k - k0) * sizeof *tail);
+				from = tail;
+			}
+			pack_run(block, width, from, scale, dst + k0 * 16 + n * block);
 		}
 	}
 }

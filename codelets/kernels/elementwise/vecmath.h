@@ -74,21 +74,30 @@ static inline double ref_dot(int64_t n, const float *restrict a, const float *re
 	return ref_sum_lanes(lane);
 }
 
-/* Largest element, -inf for n = 0; NaN elements are passed over (their exp shows them). */
+#define REF_MAX_LANES 64
+
+/*
+ * Largest element, -inf for n = 0; NaN elements are passed over (their exp shows them). Unrolled,
+ * the loops over lanes would become scalar code.
+ */
 static inline float ref_max(int64_t n, const float *x)
 {
-	float lane[REF_LANES], max;
+	float lane[REF_MAX_LANES], max = -INFINITY;
 	int64_t i = 0;
 
-	for (int l = 0; l < REF_LANES; l++)
+	for (int l = 0; l < REF_MAX_LANES; l++)
 		lane[l] = -INFINITY;
-	for (; i + REF_LANES <= n; i += REF_LANES)
-		for (int l = 0; l < REF_LANES; l++)
+	for (; i + REF_MAX_LANES <= n; i += REF_MAX_LANES)
+#pragma GCC unroll 1
+		for (int l = 0; l < REF_MAX_LANES; l++)
 			lane[l] = x[i + l] > lane[l] ? x[i + l] : lane[l];
-	max = -INFINITY;
 	for (; i < n; i++)
-		max = x[i] > max ? x[i] : max;
-	for (int l = 0; l < REF_LANES; l++)
+		lane[i % REF_MAX_LANES] = x[i] > lane[i % REF_MAX_LANES] ? x[i] : lane[i % REF_MAX_LANES];
+	for (int half = REF_MAX_LANES / 2; half > 2; half /= 2)
+#pragma GCC unroll 1
+		for (int l = 0; l < half; l++)
+			lane[l] = lane[l] > lane[l + half] ? lane[l] : lane[l + half];
+	for (int l = 0; l < 4; l++)
 		max = lane[l] > max ? lane[l] : max;
 	return max;
 }

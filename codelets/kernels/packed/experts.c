@@ -34,14 +34,16 @@ struct moe_expert_scratch moe_expert_carve(const struct moe_tiles *t, struct moe
 	s.f1 = moe_carve(c, column);
 	s.f2 = moe_carve(c, column);
 	s.lanes = moe_carve(c, column);
-	s.step = moe_carve(c, M * MOE_CHUNK * sizeof(float));
+	s.step = moe_carve(c, MOE_MAX(M * MOE_CHUNK, MOE_LONG_ROWS * (size_t)d.I) * sizeof(float));
+	s.ups = moe_carve(c, MOE_MAX(M, MOE_RUN_ROWS * (size_t)MOE_CHUNK / MOE_PACK_N) *
+				     MOE_PACK_N * sizeof(float));
 	s.thin = moe_carve(c, M * 2 * (size_t)d.r * sizeof(float));
 	s.thin_panel = moe_carve(c, M * 2 * (size_t)d.r * (size_t)t->panel_bytes);
 	s.pair[0] = moe_carve(c, M * MOE_CHUNK * (size_t)t->pair_bytes);
 	s.pair[1] = moe_carve(c, M * MOE_GRAD_STRIP * (size_t)t->pair_bytes);
 	for (int i = 2; i < 5; i++)
 		s.pair[i] = moe_carve(c, M * (size_t)d.r * (size_t)t->pair_bytes);
-	s.bwd = moe_carve(c, t->bwd_scratch(m, n, MOE_CHUNK));
+	s.bwd = moe_carve(c, t->bwd_scratch(m, n, (int)MOE_MAX(MOE_CHUNK, MOE_MAX(d.H, d.I))));
 	return s;
 }
 
@@ -107,35 +109,59 @@ void moe_packed_expert_gather(const struct moe_tiles *t, moe_to_bf16 *to_bf16,
 		thin_forward(t, to_bf16, w, &d, &s, e->up_a_packed, d.r);
 }
 
-/* gate, up and h of 16 columns */
-static void gate_up_panel(const struct moe_tiles *t, const struct moe_expert *e,
-			  const struct moe_expert_rows *w, const struct moe_widths *d,
-			  const struct moe_expert_scratch *s, int64_t col, int64_t end)
+/*
+ * One weight's columns col, col + 16, ... of `count` panels, each to out + m * 16 * i. `next`: what
+ * is read after the last one.
+ */
+static void project(const struct moe_tiles *t, const struct moe_expert_rows *w,
+		    const struct moe_widths *d, int r, const struct moe_weight *weight,
+		    const void *b, int64_t u_col, int64_t col, int count, const uint16_t *next,
+		    float *out)
 {
-	int64_t panel = col / MOE_PACK_N;
-	const uint16_t *gate = moe_at(e->gate.data, panel * d->stride_h);
-	const uint16_t *up = moe_at(e->up.data, panel * d->stride_h);
-	struct moe_fwd_seg seg[2] = {
-		{ w->panel, d->H, 0, (int)d->H, gate },
-		{ w->u_panel, d->ra, 0, (int)d->r, NULL },
-	};
-	struct moe_swiglu_rows kept = { .m = w->m,
-					.ld = d->I,
-					.gate = (uint16_t *)w->gate + col,
-					.up = (uint16_t *)w->up + col };
-	int n = e->r ? 2 : 1;
+	for (int i = 0; i < count; i++, out += (size_t)w->m * MOE_PACK_N) {
+		int64_t panel = col / MOE_PACK_N + i;
+		const uint16_t *data = moe_at(weight->data, panel * d->stride_h);
+		struct moe_fwd_seg seg[2] = {
+			{ w->panel, d->H, 0, (int)d->H, data },
+			{ w->u_panel, d->ra, (int)u_col, (int)d->r, NULL },
+		};
 
-	if (e->r)
-		seg[1].w = moe_at(e->gate_b_packed, panel * d->stride_r);
-	t->fwd(w->m, seg, n, up, s->f0, MOE_PACK_N, MOE_OUT_STORE);
-	seg[0].w = up;
-	seg[1].col = (int)(d->ra - d->r);
-	if (e->r)
-		seg[1].w = moe_at(e->up_b_packed, panel * d->stride_r);
-	t->fwd(w->m, seg, n, col + MOE_PACK_N < end ? gate + d->stride_h : NULL, s->f1, MOE_PACK_N,
-	       MOE_OUT_STORE);
-	t->swiglu(&kept, s->f0, s->f1);
-	t->pack_fwd(w->m, s->f0, MOE_PACK_N, NULL, MOE_PACK_N, MOE_PACK_N, w->h, d->I, col);
+		if (r)
+			seg[1].w = moe_at(b, panel * d->stride_r);
+		t->fwd(w->m, seg, r ? 2 : 1, i + 1 < count ? data + d->stride_h : next, out,
+		       MOE_PACK_N, MOE_OUT_STORE);
+	}
+}
+
+/* gate, up and h of `count` panels of 16 columns; end: of the chunk */
+static void gate_up_panels(const struct moe_tiles *t, const struct moe_expert *e,
+			   const struct moe_expert_rows *w, const struct moe_widths *d,
+			   const struct moe_expert_scratch *s, int64_t col, int count, int64_t end)
+{
+	const uint16_t *up = moe_at(e->up.data, col / MOE_PACK_N * d->stride_h);
+	const uint16_t *next = moe_at(e->gate.data, (col / MOE_PACK_N + count) * d->stride_h);
+	bool last = col + count * MOE_PACK_N >= end;
+	size_t step = (size_t)w->m * MOE_PACK_N;
+
+	project(t, w, d, e->r, &e->gate, e->gate_b_packed, 0, col, count, up, s->step);
+	project(t, w, d, e->r, &e->up, e->up_b_packed, d->ra - d->r, col, count, last ? NULL : next,
+		s->ups);
+	for (int i = 0; i < count; i++, col += MOE_PACK_N) {
+		struct moe_swiglu_rows kept = moe_kept_rows(w, col);
+		float *g = s->step + (size_t)i * step;
+
+		t->swiglu(&kept, g, s->ups + (size_t)i * step);
+		t->pack_fwd(w->m, g, MOE_PACK_N, NULL, MOE_PACK_N, MOE_PACK_N, w->h, d->I, col);
+	}
+}
+
+/*
+ * With few rows the weights come from memory at its full rate, which takes one long run per stream;
+ * with many the results of a run would push the rows out of the cache.
+ */
+static int panels_at_once(int m)
+{
+	return m <= MOE_RUN_ROWS ? MOE_CHUNK / MOE_PACK_N : 1;
 }
 
 /* Panels of an [n, k] weight hold whole panels only: columns from there up to the padded width are
@@ -156,6 +182,7 @@ void moe_packed_expert_gate_up(const struct moe_tiles *t, const struct moe_exper
 {
 	struct moe_widths d = moe_widths_of(t, e, w);
 	struct moe_expert_scratch s = moe_expert_scratch_of(t, e, w, scratch);
+	int run = panels_at_once(w->m);
 
 	for (int c = c0; c < c1; c++) {
 		int64_t begin = (int64_t)c * MOE_CHUNK;
@@ -163,8 +190,9 @@ void moe_packed_expert_gate_up(const struct moe_tiles *t, const struct moe_exper
 		int64_t padded = MOE_MIN(begin + MOE_CHUNK, d.I);
 		float *part = w->v_part + (size_t)c * w->part_rows * (size_t)d.r;
 
-		for (int64_t col = begin; col < end; col += MOE_PACK_N)
-			gate_up_panel(t, e, w, &d, &s, col, end);
+		for (int64_t col = begin; col < end; col += (int64_t)run * MOE_PACK_N)
+			gate_up_panels(t, e, w, &d, &s, col,
+				       (int)MOE_MIN(run, (end - col) / MOE_PACK_N), end);
 		if (end < padded)
 			zero_columns(t, w, &d, &s);
 		for (int64_t j = 0; j < d.r && e->r; j += MOE_PACK_N) {

@@ -2,7 +2,13 @@
 /* Packing of weights and LoRA matrices into panels of 16 rows, and back. */
 #include "codelets/kernels/packed/packed.h"
 
-#define STRIP 256 /* columns converted at a time; a multiple of MOE_PACK_K */
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#define STRIP 256	    /* columns converted at a time; a multiple of MOE_PACK_K */
+#define STREAM_AHEAD 128    /* columns between a read and its prefetch */
+#define STREAM_BYTES 524288 /* smaller weights stay in the caches */
 
 static int64_t block_k(const struct moe_tiles *t)
 {
@@ -14,27 +20,74 @@ static int64_t lora_width(const struct moe_tiles *t, enum moe_lora_side side, in
 	return moe_round_up(k, side == MOE_LORA_A ? MOE_PACK_K : t->lora_pad);
 }
 
+/* `line` columns from k0 of each row into one or more blocks; both constants after inlining */
+static inline void pack_line(const int block, const int line, const uint16_t *const *row, int rows,
+			     int64_t k0, uint16_t *dst)
+{
+	for (int n = 0; n < rows; n++)
+		for (int b = 0; b < line; b += block)
+			memcpy(dst + b * MOE_PACK_N + n * block, row[n] + k0 + b,
+			       (size_t)block * sizeof *dst);
+}
+
 /*
- * 16 rows (ld apart, NULL: zero) of k columns into one panel's blocks; k a multiple of MOE_PACK_K
- * or, from a converted strip, of 16. Reads whole cache lines of each row, writes one or four
- * blocks.
+ * Rows of k columns into one panel's blocks; k a multiple of MOE_PACK_K or, for blocks of 8, of 16.
+ * Reads whole cache lines of each row.
  */
-static void pack_panel(int64_t block, const uint16_t *const row[MOE_PACK_N], int64_t k,
+static void pack_panel(int64_t block, const uint16_t *const *row, int rows, int64_t k,
 		       uint16_t *dst)
 {
-	int64_t line = MOE_MAX(block, 16);
+	int64_t k0 = 0;
 
-	for (int64_t k0 = 0; k0 < k; k0 += line, dst += MOE_PACK_N * line)
-		for (int n = 0; n < MOE_PACK_N; n++)
-			for (int64_t b = 0; b < line; b += block) {
-				uint16_t *to = dst + b * MOE_PACK_N + n * block;
-
-				if (row[n])
-					memcpy(to, row[n] + k0 + b, (size_t)block * sizeof *to);
-				else
-					memset(to, 0, (size_t)block * sizeof *to);
-			}
+	if (rows < MOE_PACK_N)
+		memset(dst, 0, (size_t)(MOE_PACK_N * k) * sizeof *dst);
+	for (; k0 + 32 <= k; k0 += 32, dst += MOE_PACK_N * 32)
+		if (block == 8)
+			pack_line(8, 32, row, rows, k0, dst);
+		else
+			pack_line(32, 32, row, rows, k0, dst);
+	if (k0 < k)
+		pack_line(8, 16, row, rows, k0, dst);
 }
+
+#ifdef __SSE2__
+/*
+ * The same for weights that will not be read soon: their lines go past the caches, which then move
+ * a third less. The reads of 16 rows at once need to be told.
+ */
+static void stream_panel(int64_t block, const uint16_t *const row[MOE_PACK_N], int64_t k,
+			 uint16_t *dst)
+{
+	_Alignas(64) uint16_t line[MOE_PACK_N * 32];
+
+	for (int64_t k0 = 0; k0 < k; k0 += 32) {
+		for (int n = 0; n < MOE_PACK_N; n++)
+			__builtin_prefetch(row[n] + k0 + STREAM_AHEAD);
+		if (block == 8)
+			pack_line(8, 32, row, MOE_PACK_N, k0, line);
+		else
+			pack_line(32, 32, row, MOE_PACK_N, k0, line);
+		for (int i = 0; i < MOE_PACK_N * 32; i += 8, dst += 8)
+			_mm_stream_si128((__m128i *)(void *)dst,
+					 _mm_load_si128((const __m128i *)(void *)(line + i)));
+	}
+}
+
+static void stream_fence(void)
+{
+	_mm_sfence();
+}
+#else
+static void stream_panel(int64_t block, const uint16_t *const row[MOE_PACK_N], int64_t k,
+			 uint16_t *dst)
+{
+	pack_panel(block, row, MOE_PACK_N, k, dst);
+}
+
+static void stream_fence(void)
+{
+}
+#endif
 
 /* Columns k0..k0+width of `rows` rows as bf16, zero beyond k; one line per row of STRIP elements.
  */
@@ -60,7 +113,7 @@ static void convert_strip(const char *src, enum moe_dtype dtype, int rows, int64
 
 /* One panel: rows first..first+16 of src (those below n), columns padded to kp. */
 static void pack_rows(int64_t block, const char *src, enum moe_dtype dtype, int64_t n, int64_t k,
-		      int64_t ld, int64_t first, int64_t kp, uint16_t *dst)
+		      int64_t ld, int64_t first, int64_t kp, bool stream, uint16_t *dst)
 {
 	uint16_t strip[MOE_PACK_N][STRIP];
 	const uint16_t *row[MOE_PACK_N];
@@ -70,17 +123,20 @@ static void pack_rows(int64_t block, const char *src, enum moe_dtype dtype, int6
 	src += (size_t)(first * ld) * moe_dtype_size(dtype);
 	if (dtype == MOE_BF16 && ((uintptr_t)src & 1) == 0) {
 		whole = k / MOE_PACK_K * MOE_PACK_K;
-		for (int i = 0; i < MOE_PACK_N; i++)
-			row[i] = i < rows ? (const uint16_t *)(const void *)src + i * ld : NULL;
-		pack_panel(block, row, whole, dst);
+		for (int i = 0; i < rows; i++)
+			row[i] = (const uint16_t *)(const void *)src + i * ld;
+		if (stream && rows == MOE_PACK_N)
+			stream_panel(block, row, whole, dst);
+		else
+			pack_panel(block, row, rows, whole, dst);
 	}
-	for (int i = 0; i < MOE_PACK_N; i++)
-		row[i] = i < rows ? strip[i] : NULL;
+	for (int i = 0; i < rows; i++)
+		row[i] = strip[i];
 	for (int64_t k0 = whole; k0 < kp; k0 += STRIP) {
 		int64_t width = MOE_MIN(STRIP, kp - k0);
 
 		convert_strip(src, dtype, rows, k, ld, k0, width, strip);
-		pack_panel(block, row, width, dst + MOE_PACK_N * k0);
+		pack_panel(block, row, rows, width, dst + MOE_PACK_N * k0);
 	}
 }
 
@@ -98,6 +154,7 @@ void moe_packed_weight_pack(const struct moe_tiles *t, struct moe_weight *W, con
 			    enum moe_weight_use use)
 {
 	int64_t kp = moe_round_up(k, MOE_PACK_K);
+	bool stream = moe_packed_bytes(n, kp) >= STREAM_BYTES;
 	uint16_t *dst = W->data;
 
 	if (use == MOE_USE_EXACT) {
@@ -111,9 +168,11 @@ void moe_packed_weight_pack(const struct moe_tiles *t, struct moe_weight *W, con
 	if (!src)
 		return;
 	for (int64_t first = 0; first < n; first += MOE_PACK_N) {
-		pack_rows(block_k(t), src, dtype, n, k, ld, first, kp, dst);
+		pack_rows(block_k(t), src, dtype, n, k, ld, first, kp, stream, dst);
 		dst += moe_packed_stride(kp);
 	}
+	if (stream)
+		stream_fence();
 }
 
 void moe_packed_weight_unpack(const struct moe_tiles *t, const struct moe_weight *W, int64_t n0,

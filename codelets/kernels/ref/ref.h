@@ -29,6 +29,15 @@ void ref_linear_lora_grad(int m, int64_t n, int64_t k, const float *x, int64_t l
 void ref_linear_weight_grad(int m, int64_t n, int64_t k, const float *x, int64_t ldx,
 			    const float *dy, int64_t lddy, float *g);
 
+/* attention.c */
+size_t ref_attention_scratch(int dim);
+void ref_attention(const struct moe_attention *a, int q0, int q1, int h0, int h1, void *scratch);
+void ref_attention_centre(const struct moe_attention *a, int q0, int q1);
+void ref_attention_bwd_q(const struct moe_attention *a, int q0, int q1, int h0, int h1,
+			 void *scratch);
+void ref_attention_bwd_kv(const struct moe_attention *a, int k0, int k1, int g0, int g1,
+			  void *scratch);
+
 /* experts.c */
 size_t ref_expert_scratch(int m, int64_t H, int64_t I, int r);
 void ref_expert_gather(const struct moe_expert *e, struct moe_expert_rows *w, void *scratch);

@@ -6,8 +6,7 @@
  * heads are dealt out. A masked weight is exactly 0, but 0 times a NaN value of the same key block
  * is NaN.
  */
-#include "codelets/kernels/ref/gemm.h"
-#include "codelets/kernels/elementwise/elementwise.h"
+#include "codelets/kernels/ref/ref.h"
 #include "codelets/kernels/elementwise/vecmath.h"
 
 #define BLOCK MOE_TOKEN_BLOCK
@@ -20,7 +19,7 @@ struct tile {
 	size_t q, k;	  /* first element of the tile's rows in q, o and in k, v */
 };
 
-size_t OWN(attention_scratch)(int dim)
+size_t ref_attention_scratch(int dim)
 {
 	(void)dim;
 	return 2 * BLOCK * BLOCK * sizeof(float);
@@ -150,28 +149,30 @@ static void forward_rows(const struct moe_attention *a, int q0, int m, int h, fl
 	}
 }
 
-void OWN(attention)(const struct moe_attention *a, int q0, int q1, int h0, int h1, void *scratch)
+void ref_attention(const struct moe_attention *a, int q0, int q1, int h0, int h1, void *scratch)
 {
 	for (int h = h0; h < h1; h++)
 		for (int q = q0; q < q1; q += BLOCK)
 			forward_rows(a, q, MOE_MIN(BLOCK, q1 - q), h, scratch);
 }
 
-/* dots[i] = sum(grad_o o) of the tile's row i, by which the softmax's backward is centred */
-static void row_dots(const struct tile *t, float *dots)
+void ref_attention_centre(const struct moe_attention *a, int q0, int q1)
 {
-	for (int i = 0; i < t->m; i++) {
-		size_t at = t->q + (size_t)i * (size_t)t->ldq;
+	for (int i = q0; i < q1; i++)
+		for (int h = 0; h < a->heads; h++) {
+			size_t at = ((size_t)i * (size_t)a->heads + (size_t)h) * (size_t)a->dim;
 
-		dots[i] = (float)ref_dot(t->a->dim, t->a->grad_o + at, t->a->o + at);
-	}
+			a->centre[(size_t)h * (size_t)a->T + (size_t)i] =
+				(float)ref_dot(a->dim, a->grad_o + at, a->o + at);
+		}
 }
 
 /* p = softmax weights and ds = gradients of the scaled scores, both [m, n] with rows BLOCK apart */
-static void tile_grad(const struct tile *t, const float *dots, float *p, float *ds)
+static void tile_grad(const struct tile *t, float *p, float *ds)
 {
 	const struct moe_attention *a = t->a;
-	const float *lse = a->lse + (size_t)t->h * (size_t)a->T + (size_t)t->q0;
+	size_t row0 = (size_t)t->h * (size_t)a->T + (size_t)t->q0;
+	const float *lse = a->lse + row0, *centre = a->centre + row0;
 
 	tile_scores(t, p);
 	ref_gemm_nt(t->m, t->n, a->dim, 1.0f, a->grad_o + t->q, t->ldq, a->v + t->k, t->ldk, 0.0f,
@@ -186,14 +187,14 @@ static void tile_grad(const struct tile *t, const float *dots, float *p, float *
 		for (int j = lo; j < hi; j++)
 			prow[j] = ref_exp(prow[j] - lse[i]);
 		for (int j = lo; j < hi; j++)
-			drow[j] = prow[j] * (drow[j] - dots[i]);
+			drow[j] = prow[j] * (drow[j] - centre[i]);
 	}
 }
 
-void OWN(attention_bwd_q)(const struct moe_attention *a, int q0, int q1, int h0, int h1,
-			  void *scratch)
+void ref_attention_bwd_q(const struct moe_attention *a, int q0, int q1, int h0, int h1,
+			 void *scratch)
 {
-	float *p = scratch, *ds = p + BLOCK * BLOCK, dots[BLOCK];
+	float *p = scratch, *ds = p + BLOCK * BLOCK;
 	struct tile t;
 
 	for (int h = h0; h < h1; h++)
@@ -201,10 +202,9 @@ void OWN(attention_bwd_q)(const struct moe_attention *a, int q0, int q1, int h0,
 			int end = MOE_MIN(q + BLOCK, q1), first = first_key_block(a, q, end);
 
 			tile_rows(&t, a, h, q, end - q);
-			row_dots(&t, dots);
 			for (int k = first; k < end; k += BLOCK) {
 				tile_keys(&t, k, MOE_MIN(BLOCK, end - k));
-				tile_grad(&t, dots, p, ds);
+				tile_grad(&t, p, ds);
 				ref_gemm_nn(t.m, a->dim, t.n, a->scale, ds, BLOCK, a->k + t.k,
 					    t.ldk, k > first ? 1.0f : 0.0f, a->grad_q + t.q, t.ldq);
 			}
@@ -214,7 +214,7 @@ void OWN(attention_bwd_q)(const struct moe_attention *a, int q0, int q1, int h0,
 /* One block of key rows, summed over the query heads h0..h1 of its group. */
 static void backward_keys(const struct moe_attention *a, int k0, int n, int h0, int h1, float *p)
 {
-	float *ds = p + BLOCK * BLOCK, dots[BLOCK], beta = 0.0f;
+	float *ds = p + BLOCK * BLOCK, beta = 0.0f;
 	struct tile t;
 	int end = k0;
 
@@ -224,8 +224,7 @@ static void backward_keys(const struct moe_attention *a, int k0, int n, int h0, 
 		for (int q = k0; q < end; q += BLOCK) {
 			tile_rows(&t, a, h, q, MOE_MIN(BLOCK, end - q));
 			tile_keys(&t, k0, n);
-			row_dots(&t, dots);
-			tile_grad(&t, dots, p, ds);
+			tile_grad(&t, p, ds);
 			ref_gemm_tn(n, a->dim, t.m, a->scale, ds, BLOCK, a->q + t.q, t.ldq, beta,
 				    a->grad_k + t.k, t.ldk);
 			ref_gemm_tn(n, a->dim, t.m, 1.0f, p, BLOCK, a->grad_o + t.q, t.ldq, beta,
@@ -234,8 +233,8 @@ static void backward_keys(const struct moe_attention *a, int k0, int n, int h0, 
 		}
 }
 
-void OWN(attention_bwd_kv)(const struct moe_attention *a, int k0, int k1, int g0, int g1,
-			   void *scratch)
+void ref_attention_bwd_kv(const struct moe_attention *a, int k0, int k1, int g0, int g1,
+			  void *scratch)
 {
 	int group = a->heads / a->kv_heads;
 
