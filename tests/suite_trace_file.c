@@ -19,16 +19,6 @@ static uint64_t any(void)
 	return state * 0xbf58476d1ce4e5b9ull ^ state >> 31;
 }
 
-static const char *file_name(const char *name)
-{
-	static char ring[4][4200];
-	static int next;
-	char *path = ring[next++ % 4];
-
-	snprintf(path, sizeof *ring, "%s/%s", moe_test_dir(), name);
-	return path;
-}
-
 static uint8_t *contents(const char *path, size_t *n)
 {
 	int fd = open(path, O_RDONLY);
@@ -183,7 +173,7 @@ static void round_trip(void)
 		struct moe_mxt_table t[CHUNKS], got;
 		struct moe_mxt_reader r;
 		char buf[40];
-		const char *path = file_name("all.mxt");
+		const char *path = trace_file("all.mxt");
 
 		write_all(path, t, sizes[s]);
 		CHECK(moe_mxt_open(&r, path));
@@ -212,7 +202,7 @@ static void unknown_columns(void)
 	struct moe_mxt_table t, got;
 	struct moe_mxt_writer w;
 	struct moe_mxt_reader r;
-	const char *path = file_name("new.mxt");
+	const char *path = trace_file("new.mxt");
 
 	moe_mxt_table_init(&t, (enum moe_mxt_chunk)200);
 	moe_mxt_add(&t, 1, 5);
@@ -269,8 +259,8 @@ static void damage(void)
 	uint8_t *data;
 
 	state = moe_test_seed();
-	snprintf(whole, sizeof whole, "%s", file_name("whole.mxt"));
-	snprintf(bad, sizeof bad, "%s", file_name("bad.mxt"));
+	snprintf(whole, sizeof whole, "%s", trace_file("whole.mxt"));
+	snprintf(bad, sizeof bad, "%s", trace_file("bad.mxt"));
 	write_all(whole, t, 4);
 	data = contents(whole, &n);
 	for (size_t cut = 0; cut <= n; cut++) { /* a crash leaves a prefix: chunks only come */
@@ -349,7 +339,7 @@ static void lists(void)
 	struct moe_mxt_table t, got;
 	struct moe_mxt_writer w;
 	struct moe_mxt_reader r;
-	const char *path = file_name("lists.mxt");
+	const char *path = trace_file("lists.mxt");
 
 	CHECK(moe_mxt_create(&w, path) && moe_mxt_write_header(&w, ""));
 	for (int count = -1; count <= 3; count++) { /* says `count`, has 2 */
@@ -374,16 +364,16 @@ static void refused(void)
 {
 	struct moe_mxt_reader r;
 	struct moe_mxt_writer w;
-	const char *path = file_name("other");
+	const char *path = trace_file("other");
 
-	CHECK(!moe_mxt_open(&r, file_name("none/x.mxt")) && strstr(r.error, "No such file"));
+	CHECK(!moe_mxt_open(&r, trace_file("none/x.mxt")) && strstr(r.error, "No such file"));
 	CHECK(!moe_mxt_open(&r, moe_test_dir()) && r.error[0]);
 	CHECK(!moe_mxt_open(&r, "/dev/zero") && strstr(r.error, "regular"));
 	put(path, (const uint8_t *)"{\"traceEvents\": [1, 2, 3]}", 26);
 	CHECK(!moe_mxt_open(&r, path) && strstr(r.error, "not a trace"));
 	put(path, (const uint8_t *)MOE_MXT_MARK "\x02\0\0\0\0\0\0\0", 16);
 	CHECK(!moe_mxt_open(&r, path) && strstr(r.error, "version 2"));
-	CHECK(!moe_mxt_create(&w, file_name("none/x.mxt")) && strstr(w.error, "No such file"));
+	CHECK(!moe_mxt_create(&w, trace_file("none/x.mxt")) && strstr(w.error, "No such file"));
 	CHECK(!moe_mxt_create(&w, "/dev/full") && strstr(w.error, "space"));
 }
 

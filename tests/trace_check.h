@@ -6,6 +6,40 @@
 #include "engine/trace_read.h"
 #include "tests/child.h"
 
+/* In the test's folder; four at a time. */
+static inline const char *trace_file(const char *name)
+{
+	static char ring[4][4200];
+	static int next;
+	char *path = ring[next++ % 4];
+
+	snprintf(path, sizeof *ring, "%s/%s", moe_test_dir(), name);
+	return path;
+}
+
+static inline struct moe_trace_params trace_params(const char *file)
+{
+	return (struct moe_trace_params){ .struct_size = sizeof(struct moe_trace_params),
+					  .file = file };
+}
+
+static inline struct moe_trace_info trace_stop(struct moe_engine *e)
+{
+	struct moe_trace_info info = { .struct_size = sizeof info };
+
+	CHECK_OK(moe_trace_stop(e, &info));
+	CHECK(!info.error[0] && info.bytes > 0);
+	return info;
+}
+
+static inline void trace_start(struct moe_engine *e, const char *file, size_t ring_bytes)
+{
+	struct moe_trace_params p = trace_params(file);
+
+	p.ring_bytes = ring_bytes;
+	CHECK_OK(moe_trace_start(e, &p));
+}
+
 struct trace {
 	struct moe_mxt_reader reader;
 	struct moe_mxt_table all[MOE_MXT_CHUNK_TYPES]; /* rows of all chunks in file order */
