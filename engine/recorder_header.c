@@ -77,7 +77,8 @@ static void put_rates(struct moe_mxt_text *t)
 	moe_mxt_put_text(t, "rates.isa", m->rates.isa);
 	moe_mxt_put_format(t, "rates.read_gbps", "%g", m->read_gbps);
 	moe_mxt_put_format(t, "rates.read_all_gbps", "%g", m->read_all_gbps);
-	moe_mxt_put_format(t, "rates.peak_gflops", "%g", m->rates.peak_gflops);
+	if (m->rates.peak_gflops > 0)
+		moe_mxt_put_format(t, "rates.peak_gflops", "%g", m->rates.peak_gflops);
 	moe_mxt_put_format(t, "rates.task_us", "%g", m->task_us);
 	moe_mxt_put_format(t, "rates.submit_us", "%g", m->submit_us);
 }

@@ -56,7 +56,7 @@ struct run {
 /* The step's share of idle time, and what most of it waited for. */
 static void fill_idle(struct run *r, double seconds, struct moe_train_event *e)
 {
-	double all = MOE_MAX(seconds, 1e-9) * moe_engine_workers(r->t->engine), most = -1;
+	double all = MOE_MAX(seconds, 1e-9) * moe_engine_workers(r->t->engine), most = 0, sum = 0;
 	struct moe_idle now;
 
 	moe_engine_idle(r->t->engine, &now);
@@ -64,12 +64,15 @@ static void fill_idle(struct run *r, double seconds, struct moe_train_event *e)
 	for (int i = 0; i < MOE_IDLE_CAUSES; i++) {
 		double waited = now.cause[i] - r->idle.cause[i];
 
+		sum += waited;
 		if (waited <= most)
 			continue;
 		most = waited;
 		e->idle_cause = (enum moe_idle_cause)i;
-		e->idle_cause_share = waited / all;
 	}
+	/* a wait is known when it ends, perhaps in a later step: shares are of what ended */
+	if (sum > 0)
+		e->idle_cause_share = MOE_MAX(e->idle_share, 0) * most / sum;
 	r->idle = now;
 }
 

@@ -11,6 +11,7 @@
 
 #include <cjson/cJSON.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -302,6 +303,24 @@ static void print_summary(const struct training *t, const struct moe_train_resul
 
 #define MAX_CONFIG 16
 
+/* Before hours of loading: can the file be written? */
+static int check_trace(const struct settings *s)
+{
+	const char *path = settings_text(s, "trace");
+	bool there = path && access(path, F_OK) == 0;
+	int fd;
+
+	if (!path)
+		return 0;
+	fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+	if (fd < 0)
+		return cli_fail(CLI_USAGE, "--trace %s: %s", path, strerror(errno));
+	close(fd);
+	if (!there)
+		unlink(path);
+	return 0;
+}
+
 /* What a reader of the trace wants to know about the run; run.yaml has the rest. */
 static int start_trace(struct training *t)
 {
@@ -399,6 +418,7 @@ static int prepare(struct training *t)
 	rc = rc ? rc : tool_model_check(t->s);
 	rc = rc ? rc : check_output(t);
 	rc = rc ? rc : make_output(t);
+	rc = rc ? rc : check_trace(t->s);
 	rc = rc ? rc : token_file(t->s, "data", t->output, report, &t->data, &t->data_made);
 	if (!rc && settings_has(t->s, "eval-data"))
 		rc = token_file(t->s, "eval-data", t->output, report, &t->eval, &t->eval_made);
