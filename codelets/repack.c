@@ -37,4 +37,4 @@ static double cost_us(const void *args)
 	       moe_cost_pack_us(moe_machine(), elements * (double)sizeof(float) + packed);
 }
 
-MOE_CODELET(repack, run, cost_us);
+MOE_CODELET_AT(repack, run, cost_us, MOE_HOME_PART);

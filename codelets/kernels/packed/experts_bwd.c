@@ -254,7 +254,6 @@ void moe_packed_expert_down_bwd(const struct moe_tiles *t, const struct moe_expe
 			      .d = moe_widths_of(t, e, w),
 			      .s = moe_expert_scratch_of(t, e, w, scratch),
 			      .transposed = e->gate_t.data != NULL };
-
 	int64_t first = (int64_t)c0 * MOE_CHUNK;
 	int64_t all = MOE_MIN((int64_t)c1 * MOE_CHUNK, moe_round_up(w->I, MOE_PACK_N)) - first;
 	bool at_once = !b.transposed && t->bwd_columns(w->m) > MOE_CHUNK && all > 0;
