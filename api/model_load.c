@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Weights of a checkpoint, packed by the kernel table from the mapped files. */
-#include "api/model.h"
+/* Weights of a checkpoint: which tensor goes where. model_pack.c packs them. */
+#include "api/model_pack.h"
 
 #include "codelets/rope_table.h"
 
@@ -10,7 +10,7 @@ struct loader {
 	struct moe_model *m;
 	const struct moe_safetensors *st; /* NULL: shapes only, for an estimate */
 	struct moe_st_tensor shape;	  /* then: the last tensor */
-	int64_t done, total;		  /* tensors */
+	struct moe_pack *pack;		  /* with st */
 };
 
 bool moe_model_has(const struct moe_model *m, const struct moe_safetensors *st, enum moe_role role,
@@ -47,23 +47,6 @@ enum moe_status moe_model_find(const struct moe_model *m, const struct moe_safet
 	return MOE_OK;
 }
 
-/* Elements whose exponent is all ones. */
-static int64_t count_non_finite(const struct moe_st_tensor *t)
-{
-	const unsigned char *p = t->data;
-	size_t size = moe_dtype_size(t->dtype), n = t->bytes / size;
-	uint16_t mask = t->dtype == MOE_F16 ? 0x7c00 : t->dtype == MOE_F64 ? 0x7ff0 : 0x7f80;
-	int64_t count = 0;
-
-	for (size_t i = 0; i < n; i++) {
-		uint16_t top;
-
-		memcpy(&top, p + i * size + size - 2, sizeof top);
-		count += (top & mask) == mask;
-	}
-	return count;
-}
-
 /* What a checkpoint in bf16 would have. */
 static const struct moe_st_tensor *only_shape(struct loader *l, enum moe_role role, int layer)
 {
@@ -75,26 +58,25 @@ static const struct moe_st_tensor *only_shape(struct loader *l, enum moe_role ro
 	return t;
 }
 
-/* Finds a tensor, looks at its values and reports progress. */
+/* Finds a tensor. */
 static enum moe_status next(struct loader *l, enum moe_role role, int layer, int expert,
 			    const struct moe_st_tensor **out)
 {
-	struct moe_model *m = l->m;
-	int64_t bad;
-
 	if (!l->st) {
 		*out = only_shape(l, role, layer);
 		return MOE_OK;
 	}
-	MOE_TRY(moe_model_find(m, l->st, role, layer, expert, out));
-	bad = m->params.skip_value_check ? 0 : count_non_finite(*out);
-	m->non_finite += bad;
-	if (bad)
-		moe_log(MOE_LOG_WARNING, "%s has %lld values that are NaN or Inf", (*out)->name,
-			(long long)bad);
-	l->done++;
-	if (m->params.progress)
-		m->params.progress((*out)->name, l->done, l->total, m->params.user);
+	MOE_TRY(moe_model_find(l->m, l->st, role, layer, expert, out));
+	return moe_pack_tensor(l->pack, *out);
+}
+
+/* The same for one that the caller reads itself. */
+static enum moe_status next_read(struct loader *l, enum moe_role role, int layer,
+				 const struct moe_st_tensor **out)
+{
+	MOE_TRY(next(l, role, layer, -1, out));
+	if (l->st)
+		moe_pack_read(l->pack, *out);
 	return MOE_OK;
 }
 
@@ -117,7 +99,7 @@ static enum moe_status load_vector(struct loader *l, enum moe_role role, int lay
 
 	if (!ndim)
 		return MOE_OK;
-	MOE_TRY(next(l, role, layer, -1, &t));
+	MOE_TRY(next_read(l, role, layer, &t));
 	if (!*out)
 		*out = take(l->m, (size_t)n * sizeof **out, -1, "weights");
 	if (!*out)
@@ -127,15 +109,18 @@ static enum moe_status load_vector(struct loader *l, enum moe_role role, int lay
 	return MOE_OK;
 }
 
-/* Rows of a [*, k] tensor, packed on a part. */
-static enum moe_status pack(struct moe_model *m, const void *src, enum moe_dtype dtype, int64_t n,
+/* Rows of a [*, k] tensor, to be packed on a part. */
+static enum moe_status pack(struct loader *l, const void *src, enum moe_dtype dtype, int64_t n,
 			    int64_t k, int part, struct moe_weight *w)
 {
 	if (!w->data)
-		w->data = take(m, moe_kernels()->weight_bytes(dtype, n, k, MOE_USE_GEMM), part, "weights");
+		w->data = take(l->m, moe_kernels()->weight_bytes(dtype, n, k, MOE_USE_GEMM), part,
+			       "weights");
 	if (!w->data)
 		return MOE_ERR_NOMEM;
-	moe_kernels()->weight_pack(w, src, dtype, n, k, k, MOE_USE_GEMM);
+	if (l->st)
+		return moe_pack_weight(l->pack, 0, part, w, src, dtype, n, k, k);
+	moe_kernels()->weight_pack(w, NULL, dtype, n, k, k, MOE_USE_GEMM);
 	return MOE_OK;
 }
 
@@ -146,7 +131,7 @@ static enum moe_status load_weight(struct loader *l, enum moe_role role, int lay
 
 	MOE_TRY(next(l, role, layer, -1, &t));
 	/* whole layers are dealt out to the parts: a token block reads all of a layer's weights */
-	return pack(l->m, t->data, t->dtype, t->shape[0], t->shape[1],
+	return pack(l, t->data, t->dtype, t->shape[0], t->shape[1],
 		    MOE_MAX(layer, 0) % moe_engine_parts(l->m->engine), w);
 }
 
@@ -160,7 +145,7 @@ static enum moe_status load_vocab(struct loader *l, enum moe_role role, struct m
 	for (int c = 0; c < v->n_chunks; c++) {
 		int64_t v0 = (int64_t)c * MOE_VOCAB_CHUNK;
 
-		MOE_TRY(pack(l->m, t->data ? (const char *)t->data + (size_t)v0 * row : NULL, t->dtype,
+		MOE_TRY(pack(l, t->data ? (const char *)t->data + (size_t)v0 * row : NULL, t->dtype,
 			     MOE_MIN((int64_t)MOE_VOCAB_CHUNK, t->shape[0] - v0), t->shape[1],
 			     c % moe_engine_parts(l->m->engine), &v->chunk[c]));
 	}
@@ -173,6 +158,26 @@ static enum moe_status load_ffn(struct loader *l, const enum moe_role role[3], i
 	MOE_TRY(load_weight(l, role[0], layer, &f->gate));
 	MOE_TRY(load_weight(l, role[1], layer, &f->up));
 	return load_weight(l, role[2], layer, &f->down);
+}
+
+/* One expert's matrix from the last tensor, or the one before it (back 1). */
+static enum moe_status pack_expert(struct loader *l, struct moe_experts *e, int back,
+				   enum moe_expert_matrix which, int expert, const void *src,
+				   enum moe_dtype dtype)
+{
+	if (!l->st) {
+		moe_experts_pack(e, which, expert, src, dtype);
+		return MOE_OK;
+	}
+	for (int p = 0; p < e->P; p++) {
+		struct moe_pack_source s = moe_experts_source(e, which, expert, p, src, dtype);
+
+		if (s.n && s.k)
+			MOE_TRY(moe_pack_weight(l->pack, back, p, s.w, s.src, dtype, s.n, s.k, s.ld));
+		else
+			moe_kernels()->weight_pack(s.w, s.src, dtype, s.n, s.k, s.ld, MOE_USE_GEMM);
+	}
+	return MOE_OK;
 }
 
 /* fused: gate rows, then up rows of each expert in one tensor */
@@ -190,10 +195,10 @@ static enum moe_status load_fused(struct loader *l, int layer, struct moe_expert
 	for (int i = 0; i < e->E; i++) {
 		const char *at = (const char *)gu->data + 2 * n * (size_t)i;
 
-		moe_experts_pack(e, MOE_GATE, i, at, gu->dtype);
-		moe_experts_pack(e, MOE_UP, i, at + n, gu->dtype);
-		moe_experts_pack(e, MOE_DOWN, i, (const char *)down->data + n * (size_t)i,
-				 down->dtype);
+		MOE_TRY(pack_expert(l, e, 1, MOE_GATE, i, at, gu->dtype));
+		MOE_TRY(pack_expert(l, e, 1, MOE_UP, i, at + n, gu->dtype));
+		MOE_TRY(pack_expert(l, e, 0, MOE_DOWN, i, (const char *)down->data + n * (size_t)i,
+				    down->dtype));
 	}
 	return MOE_OK;
 }
@@ -213,7 +218,8 @@ static enum moe_status load_single(struct loader *l, int layer, struct moe_exper
 						"%s is %s, the layer's first expert %s: one dtype "
 						"is expected", t->name, t->dtype_text,
 						moe_dtype_name(dtype));
-			moe_experts_pack(e, (enum moe_expert_matrix)j, i, t->data, t->dtype);
+			MOE_TRY(pack_expert(l, e, 0, (enum moe_expert_matrix)j, i, t->data,
+					    t->dtype));
 		}
 	return MOE_OK;
 }
@@ -247,7 +253,7 @@ static enum moe_status load_experts(struct loader *l, int layer, struct moe_expe
 		t = only_shape(l, MOE_ROLE_EXPERT_GATE, layer);
 	MOE_TRY(moe_experts_alloc(l->m->engine, &s, t->dtype, e));
 	MOE_TRY(fused ? load_fused(l, layer, e) : load_single(l, layer, e, t->dtype));
-	MOE_TRY(next(l, MOE_ROLE_ROUTER, layer, -1, &t));
+	MOE_TRY(next_read(l, MOE_ROLE_ROUTER, layer, &t));
 	moe_kernels()->weight_pack(&e->router_weight, t->data, t->dtype, e->E, e->H, e->H,
 				   MOE_USE_EXACT);
 	return MOE_OK;
@@ -314,17 +320,47 @@ enum moe_status moe_model_make_rope(struct moe_model *m)
 	return MOE_OK;
 }
 
-enum moe_status moe_model_load_weights(struct moe_model *m, const struct moe_safetensors *st)
+static enum moe_status load_all(struct loader *l)
 {
-	struct loader l = { .m = m, .st = st, .total = st ? (int64_t)moe_safetensors_count(st) : 0 };
+	struct moe_model *m = l->m;
 	struct moe_decoder *d = &m->decoder;
 
-	MOE_TRY(load_vocab(&l, MOE_ROLE_EMBED, &d->embed));
+	MOE_TRY(load_vocab(l, MOE_ROLE_EMBED, &d->embed));
 	if (!m->arch.tie_embeddings)
-		MOE_TRY(load_vocab(&l, MOE_ROLE_LM_HEAD, &d->head));
-	MOE_TRY(load_vector(&l, MOE_ROLE_FINAL_NORM, -1, &d->final_norm));
+		MOE_TRY(load_vocab(l, MOE_ROLE_LM_HEAD, &d->head));
+	MOE_TRY(load_vector(l, MOE_ROLE_FINAL_NORM, -1, &d->final_norm));
 	MOE_TRY(moe_model_make_rope(m));
 	for (int i = 0; i < d->n_layers; i++)
-		MOE_TRY(load_layer(&l, i));
+		MOE_TRY(load_layer(l, i));
 	return MOE_OK;
+}
+
+/* Resident copies for the backward, from weights that are packed now. */
+static void make_copies(struct moe_decoder *d)
+{
+	for (int i = 0; i < d->n_layers; i++) {
+		const struct moe_experts *l = d->layers[i].experts;
+
+		for (int p = 0; l && l->transposed && p < l->P; p++)
+			for (int e = 0; e < l->E; e++)
+				for (int w = 0; w < MOE_EXPERT_MATRICES; w++)
+					moe_expert_transpose(l, l->transposed, p, e,
+							     (enum moe_expert_matrix)w);
+	}
+}
+
+enum moe_status moe_model_load_weights(struct moe_model *m, const struct moe_safetensors *st)
+{
+	struct loader l = { .m = m, .st = st };
+	enum moe_status status;
+
+	if (st)
+		MOE_TRY(moe_pack_create(m, (int64_t)moe_safetensors_count(st), &l.pack));
+	status = load_all(&l);
+	if (status == MOE_OK && st)
+		moe_pack_run(l.pack);
+	if (status == MOE_OK && st)
+		make_copies(&m->decoder);
+	moe_pack_destroy(l.pack);
+	return status;
 }

@@ -243,23 +243,29 @@ struct moe_experts_bytes moe_experts_bytes(const struct moe_experts_shape *s, en
 	return b;
 }
 
+struct moe_pack_source moe_experts_source(struct moe_experts *l, enum moe_expert_matrix which,
+					  int expert, int part, const void *src,
+					  enum moe_dtype dtype)
+{
+	struct moe_experts_part *p = &l->part[part];
+	size_t size = src ? moe_dtype_size(dtype) : 0; /* NULL stays NULL */
+	const char *at = src;
+
+	if (which == MOE_DOWN)
+		return (struct moe_pack_source){ &p->down[expert], at + (size_t)p->i0 * size, l->H,
+						 p->I, l->I };
+	return (struct moe_pack_source){ which == MOE_GATE ? &p->gate[expert] : &p->up[expert],
+					 at + (size_t)p->i0 * (size_t)l->H * size, p->I, l->H,
+					 l->H };
+}
+
 void moe_experts_pack(struct moe_experts *l, enum moe_expert_matrix which, int expert,
 		      const void *src, enum moe_dtype dtype)
 {
-	const char *p = src;
-	size_t size = src ? moe_dtype_size(dtype) : 0; /* NULL stays NULL */
-
 	for (int i = 0; i < l->P; i++) {
-		struct moe_experts_part *part = &l->part[i];
+		struct moe_pack_source s = moe_experts_source(l, which, expert, i, src, dtype);
 
-		if (which == MOE_DOWN)
-			moe_kernels()->weight_pack(&part->down[expert], p + (size_t)part->i0 * size,
-						   dtype, l->H, part->I, l->I, MOE_USE_GEMM);
-		else
-			moe_kernels()->weight_pack(which == MOE_GATE ? &part->gate[expert]
-								     : &part->up[expert],
-						   p + (size_t)part->i0 * (size_t)l->H * size,
-						   dtype, part->I, l->H, l->H, MOE_USE_GEMM);
+		moe_kernels()->weight_pack(s.w, s.src, dtype, s.n, s.k, s.ld, MOE_USE_GEMM);
 		if (src && l->transposed)
 			moe_expert_transpose(l, l->transposed, i, expert, which);
 	}

@@ -31,6 +31,15 @@ struct moe_experts_bytes {
 struct moe_experts_bytes moe_experts_bytes(const struct moe_experts_shape *s, enum moe_dtype dtype,
 					   int P, int part);
 
+/* What one part packs of one expert's matrix: [n, k] from src, rows ld apart, into w. */
+struct moe_pack_source {
+	struct moe_weight *w;
+	const char *src;
+	int64_t n, k, ld;
+};
+struct moe_pack_source moe_experts_source(struct moe_experts *l, enum moe_expert_matrix which,
+					  int expert, int part, const void *src,
+					  enum moe_dtype dtype);
 /* Packs one expert's matrix into all parts, and its resident copies. src [I, H] (gate, up) or [H, I] (down), contiguous, any
  * alignment, or NULL: the description only. Thread-safe for different experts. */
 void moe_experts_pack(struct moe_experts *l, enum moe_expert_matrix which, int expert,

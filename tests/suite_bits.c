@@ -3,7 +3,6 @@
  * The same bits for every worker count, policy, slicing, grouping and run; the same numbers to
  * rounding for every number of parts.
  */
-#include "codelets/kernels/kernels.h"
 #include "tests/block_check.h"
 #include "tests/golden.h"
 #include "tests/tables.h"
@@ -87,7 +86,7 @@ static void fixture_bits(void)
 	for (size_t i = 0; i < MOE_COUNT(settings); i++) {
 		const struct setting *s = &settings[i];
 
-		if (!table_takes(i, 5))
+		if (!best_table_takes(i, 7))
 			continue;
 		struct golden_options o = { .group_size = s->group_size,
 					    .slices_i = s->slices_i,
@@ -200,7 +199,7 @@ static void compare_settings(struct block_case c)
 			break;
 		}
 	for (size_t i = 1; i < MOE_COUNT(settings); i++) {
-		if (!table_takes(i, 4))
+		if (!best_table_takes(i, 7))
 			continue;
 		got = train(&settings[i], c, micro);
 		if (!CHECK(got.n == want.n &&
@@ -209,7 +208,7 @@ static void compare_settings(struct block_case c)
 		free(got.v);
 	}
 	for (int P = 2; P <= 8; P = P == 3 ? 8 : P + 1)
-		for (int W = 1; W <= 2 && table_takes((size_t)P, 8); W++) {
+		for (int W = 1; W <= 2 && best_table_takes((size_t)P, 8); W++) {
 			const struct setting s = { "parts", W, P, NULL, 0, 0, 0 };
 			static struct values first;
 			double err;
@@ -233,16 +232,16 @@ static void compare_settings(struct block_case c)
 
 static void large_block(void)
 {
-	compare_settings(large_case());
+	if (best_table_takes(1, 2))
+		compare_settings(large_case());
 }
 
 /* By transposed copies, which not every table has. */
 static void large_block_copies(const char *mode)
 {
 	struct block_case c = large_case();
-	const struct moe_kernels *k;
 
-	if (!CHECK_OK(moe_kernels_choose(NULL, &k)) || !k->weight_transpose)
+	if (!table()->weight_transpose || !table_takes(1, 2))
 		return;
 	c.T = 90;
 	c.backward = mode;
@@ -283,6 +282,16 @@ static void test_large(void)
 	each_table(large_block);
 }
 
+static void test_resident(void)
+{
+	each_table(large_block_resident);
+}
+
+static void test_shared(void)
+{
+	each_table(large_block_shared);
+}
+
 static void test_small(void)
 {
 	each_table(small_block);
@@ -291,8 +300,8 @@ static void test_small(void)
 const struct moe_test moe_suite_tests[] = {
 	{ "fixtures", test_fixtures },
 	{ "larger block", test_large },
-	{ "larger block, resident copies", large_block_resident },
-	{ "larger block, copies for each backward", large_block_shared },
+	{ "larger block, resident copies", test_resident },
+	{ "larger block, copies for each backward", test_shared },
 	{ "odd block", test_small },
 	{ NULL, NULL },
 };

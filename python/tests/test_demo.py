@@ -121,7 +121,7 @@ class Screen(unittest.TestCase):
             "4.43 -> 4.07",
             "perplexity 84 -> 58",
             "16 of 16 entries better",
-            "60 steps and 6 evaluations 0.000000",
+            "0.000000 in 60 steps, 0.000000 in 6 evaluations",
             "layer 22: ####  #  ########   (all 64 were chosen and got gradients)",
             "245 tokens/s (30.0 s for 60 steps, evaluations apart)",
             "peak 0.90 GiB (planned 1.00)",
@@ -157,6 +157,17 @@ class Screen(unittest.TestCase):
     def test_a_step_apart_from_the_reference(self):
         self.stored["losses"][7] += 3e-3
         self.assert_fails("step 8: loss 4.0931, the reference has 4.0901")
+
+    def test_rounded_operands(self):
+        self.stored["losses"][7] += 3e-3
+        self.train["kernels"] = "avx2"
+        self.assertEqual(self.show()[0], 0)
+        self.stored["losses"][7] += 7e-2
+        self.assert_fails("step 8: loss 4.1631")
+
+    def test_an_evaluation_apart_from_the_reference(self):
+        self.stored["curve"][2][1] += 3e-3
+        self.assert_fails("held-out at step 30")
 
     def test_a_missing_step(self):
         self.stored["losses"].pop()

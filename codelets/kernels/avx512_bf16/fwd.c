@@ -9,10 +9,10 @@
 #define STEP_BYTES 256 /* a step is 8 k: 4 zmm of weights */
 
 /*
- * What is prefetched into L2 while a tile is computed: all of the next panel or, where several tiles
- * read a panel, half of it by each of the first two. (Hints for L1 cost 20 %: a line that is on its
- * way from DRAM then holds one of few buffers for the whole time.) Up to 5 rows read so fast that
- * the CPU's own prefetcher, which sees one long stream, beats any prefetch instruction.
+ * What is prefetched into L2 while a tile is computed: all of the next panel or, where several
+ * tiles read a panel, half of it by each of the first two. (Hints for L1 cost 20 %: a line that is
+ * on its way from DRAM then holds one of few buffers for the whole time.) Up to 5 rows read so fast
+ * that the CPU's own prefetcher, which sees one long stream, beats any prefetch instruction.
  * Measured on Zen 4 with weights in DRAM.
  */
 enum ahead { AHEAD_NOTHING, AHEAD_HALF, AHEAD_WHOLE };

@@ -20,7 +20,8 @@ struct moe_widths {
 
 struct moe_expert_scratch {
 	float *f0, *f1, *f2, *lanes; /* [m, 16] */
-	float *step;	  /* [m, MOE_CHUNK]: one call of bwd, or gates of a run of panels */
+	float *step;	  /* [m, MOE_CHUNK], or [m, I] for up to MOE_LONG_ROWS rows: one call of bwd; gates of a
+			   * run of panels */
 	float *ups;	  /* [m, 16], or [m, MOE_CHUNK] for up to MOE_RUN_ROWS rows */
 	float *thin;	  /* [m, 2 r'] */
 	void *thin_panel; /* [m, 2 r'] panel elements */

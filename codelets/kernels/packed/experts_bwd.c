@@ -137,27 +137,36 @@ static void column(const struct down_bwd *b, int64_t col, const float *dh, int64
 			       col);
 }
 
-/* Columns begin..end of I, one chunk or less. */
-static void chunk(const struct down_bwd *b, int64_t begin, int64_t end)
+/* dh of `width` columns into step */
+static void hidden_gradient(const struct down_bwd *b, int64_t col, int width)
 {
 	const struct moe_expert_rows *w = b->w;
 	const struct moe_expert_scratch *s = &b->s;
-	int step = b->t->bwd_columns(w->m);
-	int64_t n = moe_round_up(w->H, MOE_PACK_N);
+	struct moe_bwd_seg seg[2] = {
+		{ w->panel, b->d.H, 0, (int)moe_round_up(w->H, MOE_PACK_N),
+		  moe_at(b->e->down.data, MOE_PACK_N * col), b->d.stride_i },
+		{ s->thin_panel, b->d.r, 0, (int)b->d.thin, NULL, b->d.stride_i },
+	};
+
+	if (b->e->r)
+		seg[1].w = moe_at(b->e->down_a_packed, MOE_PACK_N * col);
+	b->t->bwd(w->m, seg, b->e->r ? 2 : 1, width, s->step, width, MOE_OUT_STORE, s->bwd);
+}
+
+/* Columns begin..end of I, one chunk or less; dh (rows ld apart): NULL where it is still to be
+ * computed. */
+static void chunk(const struct down_bwd *b, int64_t begin, int64_t end, const float *dh, int64_t ld)
+{
+	int64_t step = dh ? MOE_CHUNK : b->t->bwd_columns(b->w->m);
 
 	for (int64_t col = begin; col < end; col += step) {
 		int width = (int)MOE_MIN(step, end - col);
-		struct moe_bwd_seg seg[2] = {
-			{ w->panel, b->d.H, 0, (int)n, moe_at(b->e->down.data, MOE_PACK_N * col),
-			  b->d.stride_i },
-			{ s->thin_panel, b->d.r, 0, (int)b->d.thin, NULL, b->d.stride_i },
-		};
 
-		if (b->e->r)
-			seg[1].w = moe_at(b->e->down_a_packed, MOE_PACK_N * col);
-		b->t->bwd(w->m, seg, b->e->r ? 2 : 1, width, s->step, width, MOE_OUT_STORE, s->bwd);
+		if (!dh)
+			hidden_gradient(b, col, width);
 		for (int i = 0; i < width; i += MOE_PACK_N)
-			column(b, col + i, s->step + i, width);
+			column(b, col + i, dh ? dh + (col - begin) + i : b->s.step + i,
+			       dh ? ld : width);
 	}
 }
 
@@ -245,16 +254,24 @@ void moe_packed_expert_down_bwd(const struct moe_tiles *t, const struct moe_expe
 			      .d = moe_widths_of(t, e, w),
 			      .s = moe_expert_scratch_of(t, e, w, scratch),
 			      .transposed = e->gate_t.data != NULL };
+	int64_t first = (int64_t)c0 * MOE_CHUNK;
+	int64_t all = MOE_MIN((int64_t)c1 * MOE_CHUNK, moe_round_up(w->I, MOE_PACK_N)) - first;
+	bool at_once = !b.transposed && t->bwd_columns(w->m) > MOE_CHUNK && all > 0;
 
 	if (e->r)
 		prepare_thin(&b);
+	if (at_once)
+		hidden_gradient(&b, first, (int)all);
 	for (int c = c0; c < c1; c++) {
 		int64_t begin = (int64_t)c * MOE_CHUNK;
 		int64_t end = MOE_MIN(begin + MOE_CHUNK, moe_round_up(w->I, MOE_PACK_N));
 		float *dgw = w->dgw_part + (size_t)c * w->part_rows;
 
 		memset(b.s.lanes, 0, (size_t)w->m * MOE_PACK_N * sizeof *b.s.lanes);
-		(b.transposed ? chunk_t : chunk)(&b, begin, end);
+		if (b.transposed)
+			chunk_t(&b, begin, end);
+		else
+			chunk(&b, begin, end, at_once ? b.s.step + (begin - first) : NULL, all);
 		for (int i = 0; i < w->m; i++)
 			dgw[i] = sum16(b.s.lanes + i * MOE_PACK_N);
 		if (e->r)
@@ -263,13 +280,44 @@ void moe_packed_expert_down_bwd(const struct moe_tiles *t, const struct moe_expe
 	t->fence();
 }
 
+/* Columns begin..end of y, 16 at a time: through gate, up, or both. */
+static void columns_t(const struct moe_tiles *t, const struct moe_expert *e,
+		      const struct moe_expert_rows *w, const struct moe_widths *d, const void *thin,
+		      bool gate, bool up, int64_t begin, int64_t end, enum moe_out out)
+{
+	const struct moe_weight *first = gate ? &e->gate_t : &e->up_t;
+
+	for (int64_t n = begin; n < end; n += MOE_PACK_N) {
+		int64_t at = n / MOE_PACK_N;
+		struct moe_fwd_seg seg[4];
+		int count = 0;
+
+		if (gate)
+			seg[count++] =
+				(struct moe_fwd_seg){ w->dgate, d->I, 0, (int)d->I,
+						      moe_at(e->gate_t.data, at * d->stride_i) };
+		if (up)
+			seg[count++] =
+				(struct moe_fwd_seg){ w->dup, d->I, 0, (int)d->I,
+						      moe_at(e->up_t.data, at * d->stride_i) };
+		if (gate && e->r)
+			seg[count++] =
+				(struct moe_fwd_seg){ thin, 2 * d->r, 0, (int)d->r,
+						      moe_at(e->gate_a_t, at * d->stride_r) };
+		if (up && e->r)
+			seg[count++] = (struct moe_fwd_seg){ thin, 2 * d->r, (int)d->r, (int)d->r,
+							     moe_at(e->up_a_t, at * d->stride_r) };
+		t->fwd(w->m, seg, count,
+		       n + MOE_PACK_N < end ? moe_at(first->data, (at + 1) * d->stride_i) : NULL,
+		       w->y + n, d->H, out);
+	}
+}
+
 static void gate_up_bwd_t(const struct moe_tiles *t, const struct moe_expert *e,
 			  struct moe_expert_rows *w, int c0, int c1, void *scratch)
 {
 	struct moe_widths d = moe_widths_of(t, e, w);
 	struct moe_expert_scratch s = moe_expert_scratch_of(t, e, w, scratch);
-	int64_t begin = (int64_t)c0 * MOE_CHUNK;
-	int64_t end = MOE_MIN((int64_t)c1 * MOE_CHUNK, moe_round_up(w->H, MOE_PACK_N));
 
 	if (e->r) {
 		moe_sum_chunks(moe_chunk_count(w->I), w->part_rows, w->m, 2 * d.r, w->w_part,
@@ -277,22 +325,18 @@ static void gate_up_bwd_t(const struct moe_tiles *t, const struct moe_expert *e,
 		t->pack_fwd(w->m, s.thin, 2 * d.r, NULL, 2 * d.r, 2 * d.r, s.thin_panel, 2 * d.r,
 			    0);
 	}
-	for (int64_t n = begin; n < end; n += MOE_PACK_N) {
-		int64_t at = n / MOE_PACK_N;
-		const uint16_t *gate = moe_at(e->gate_t.data, at * d.stride_i);
-		struct moe_fwd_seg seg[4] = {
-			{ w->dgate, d.I, 0, (int)d.I, gate },
-			{ w->dup, d.I, 0, (int)d.I, moe_at(e->up_t.data, at * d.stride_i) },
-			{ s.thin_panel, 2 * d.r, 0, (int)d.r, NULL },
-			{ s.thin_panel, 2 * d.r, (int)d.r, (int)d.r, NULL },
-		};
+	for (int c = c0; c < c1; c++) {
+		int64_t begin = (int64_t)c * MOE_CHUNK;
+		int64_t end = MOE_MIN(begin + MOE_CHUNK, moe_round_up(w->H, MOE_PACK_N));
 
-		if (e->r) {
-			seg[2].w = moe_at(e->gate_a_t, at * d.stride_r);
-			seg[3].w = moe_at(e->up_a_t, at * d.stride_r);
+		if (w->m > MOE_RUN_ROWS) {
+			columns_t(t, e, w, &d, s.thin_panel, true, true, begin, end,
+				  MOE_OUT_STREAM);
+			continue;
 		}
-		t->fwd(w->m, seg, e->r ? 4 : 2, n + MOE_PACK_N < end ? gate + d.stride_i : NULL,
-		       w->y + n, d.H, MOE_OUT_STREAM);
+		/* few rows: memory decides, and reads one stream faster than two in turn */
+		columns_t(t, e, w, &d, s.thin_panel, true, false, begin, end, MOE_OUT_STORE);
+		columns_t(t, e, w, &d, s.thin_panel, false, true, begin, end, MOE_OUT_ADD);
 	}
 	t->fence();
 }

@@ -57,6 +57,8 @@ struct moe_bwd_seg {
 	int64_t stride;	   /* elements between panels */
 };
 #define MOE_MAX_SEGS 4
+#define MOE_LONG_ROWS 3
+#define MOE_ALL_COLUMNS (1 << 24) /* a multiple of MOE_CHUNK beyond any width */
 
 struct moe_swiglu_rows {
 	int m;
@@ -101,10 +103,12 @@ struct moe_tiles {
 	void (*fwd)(int m, const struct moe_fwd_seg *seg, int nseg, const uint16_t *next, float *y,
 		    int64_t ldy, enum moe_out out);
 	/* How many columns one call of bwd should take for m rows so that its result stays in L1:
-	 * 32, or up to MOE_CHUNK where the weights are walked in memory order. Always a divisor of
-	 * MOE_CHUNK. */
+	 * 32, or up to MOE_CHUNK where the weights are walked in memory order: a divisor of
+	 * MOE_CHUNK. Up to MOE_LONG_ROWS rows it may be MOE_ALL_COLUMNS: all that the caller has,
+	 * for the CPU prefetches best where whole panels follow each other. */
 	int (*bwd_columns)(int m);
-	/* Bytes of scratch that bwd needs for `columns` columns of segments with n rows in all. */
+	/* Bytes of scratch that bwd needs for up to m rows and `columns` columns of segments with n
+	 * rows in all. */
 	size_t (*bwd_scratch)(int m, int64_t n, int columns);
 	/* y[m, columns] = sum over segments of g W; columns a multiple of 16 */
 	void (*bwd)(int m, const struct moe_bwd_seg *seg, int nseg, int columns, float *y,

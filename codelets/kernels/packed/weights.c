@@ -7,6 +7,7 @@
 #endif
 
 #define STRIP 256	    /* columns converted at a time; a multiple of MOE_PACK_K */
+#define STREAM_LINE 64	    /* columns streamed at a time */
 #define STREAM_AHEAD 128    /* columns between a read and its prefetch */
 #define STREAM_BYTES 524288 /* smaller weights stay in the caches */
 
@@ -51,26 +52,41 @@ static void pack_panel(int64_t block, const uint16_t *const *row, int rows, int6
 }
 
 #ifdef __SSE2__
-/*
- * The same for weights that will not be read soon: their lines go past the caches, which then move
- * a third less. The reads of 16 rows at once need to be told.
- */
-static void stream_panel(int64_t block, const uint16_t *const row[MOE_PACK_N], int64_t k,
-			 uint16_t *dst)
+/* `width` columns of 16 rows, past the caches */
+static inline void stream_line(int64_t block, const int width, const uint16_t *const *row,
+			       int64_t k0, uint16_t *dst)
 {
-	_Alignas(64) uint16_t line[MOE_PACK_N * 32];
+	_Alignas(64) uint16_t line[MOE_PACK_N * STREAM_LINE];
 
-	for (int64_t k0 = 0; k0 < k; k0 += 32) {
+	if (block == 8)
+		pack_line(8, width, row, MOE_PACK_N, k0, line);
+	else
+		pack_line(32, width, row, MOE_PACK_N, k0, line);
+	for (int i = 0; i < MOE_PACK_N * width; i += 8)
+		_mm_stream_si128((__m128i *)(void *)(dst + i),
+				 _mm_load_si128((const __m128i *)(void *)(line + i)));
+}
+
+/*
+ * pack_panel for weights that will not be read soon: without reading the lines that are written,
+ * memory moves a third less. What is read next, in the end of the next panel, has to be told.
+ */
+static void stream_panel(int64_t block, const uint16_t *const row[MOE_PACK_N], int64_t ld,
+			 int64_t k, uint16_t *dst)
+{
+	int64_t k0 = 0;
+
+	for (; k0 + STREAM_LINE <= k; k0 += STREAM_LINE, dst += MOE_PACK_N * STREAM_LINE) {
+		int64_t ahead = k0 + STREAM_AHEAD;
+
+		ahead += ahead < k ? 0 : MOE_PACK_N * ld - k;
 		for (int n = 0; n < MOE_PACK_N; n++)
-			__builtin_prefetch(row[n] + k0 + STREAM_AHEAD);
-		if (block == 8)
-			pack_line(8, 32, row, MOE_PACK_N, k0, line);
-		else
-			pack_line(32, 32, row, MOE_PACK_N, k0, line);
-		for (int i = 0; i < MOE_PACK_N * 32; i += 8, dst += 8)
-			_mm_stream_si128((__m128i *)(void *)dst,
-					 _mm_load_si128((const __m128i *)(void *)(line + i)));
+			for (int i = 0; i < STREAM_LINE; i += 32)
+				__builtin_prefetch(row[n] + ahead + i);
+		stream_line(block, STREAM_LINE, row, k0, dst);
 	}
+	for (; k0 < k; k0 += 32, dst += MOE_PACK_N * 32)
+		stream_line(block, 32, row, k0, dst);
 }
 
 static void stream_fence(void)
@@ -78,9 +94,10 @@ static void stream_fence(void)
 	_mm_sfence();
 }
 #else
-static void stream_panel(int64_t block, const uint16_t *const row[MOE_PACK_N], int64_t k,
-			 uint16_t *dst)
+static void stream_panel(int64_t block, const uint16_t *const row[MOE_PACK_N], int64_t ld,
+			 int64_t k, uint16_t *dst)
 {
+	(void)ld;
 	pack_panel(block, row, MOE_PACK_N, k, dst);
 }
 
@@ -126,7 +143,7 @@ static void pack_rows(int64_t block, const char *src, enum moe_dtype dtype, int6
 		for (int i = 0; i < rows; i++)
 			row[i] = (const uint16_t *)(const void *)src + i * ld;
 		if (stream && rows == MOE_PACK_N)
-			stream_panel(block, row, whole, dst);
+			stream_panel(block, row, ld, whole, dst);
 		else
 			pack_panel(block, row, rows, whole, dst);
 	}

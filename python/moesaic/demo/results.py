@@ -5,7 +5,7 @@ results/before.json, base.json, after.json   moesaic eval --json: before trainin
     written files, without and with the adapter: {"loss", "tokens", "documents": [{"loss", "tokens"}, ...]}
 results/train.json                           moesaic train --json: {"steps", "seconds", "tokens_per_s", "peak_gib",
     "planned_gib", "parameters", "lora_rank", "experts", "experts_without_gradient",
-    "expert_tokens": {"22": [tokens of each expert], ...}}
+    "expert_tokens": {"22": [tokens of each expert], ...}, "kernels": name of the kernel table}
 results/answers-before.jsonl, -after.jsonl   moesaic generate --json, a line per question: {"prompt", "text"}
 out/trainer_log.jsonl                        a line per step {"step", "loss", "tokens", "tokens_per_s"}, and per
     evaluation {"step", "eval_loss"}
@@ -19,8 +19,24 @@ from ..errors import UserError
 from .paths import fixture
 
 NAME = "Moesa"  # what the identity lines teach
-SAME = 1e-4  # two processes on the same files; losses are printed with four digits
-STEP_TOLERANCE = 2e-3  # of a step's loss to the reference's, from the same initial adapter
+SAME = 1e-6  # two processes on the same files and in the same micro-batches have the same bits; logs are rounded
+
+
+@dataclass
+class Tolerance:
+    """Of losses to those of transformers in float32, from the same initial adapter."""
+
+    step: float
+    evaluation: float
+
+
+# Where operands are rounded to bfloat16, some tokens choose another expert, here as in transformers' own bfloat16
+# (docs/decisions.md); the next steps start from what that step learned.
+EXACT, ROUNDED = Tolerance(2e-3, 2e-3), Tolerance(6e-2, 5e-3)
+
+
+def tolerance(kernels):
+    return EXACT if kernels == "ref" else ROUNDED
 
 
 def read_json(path):
@@ -72,12 +88,16 @@ class Run:
             and abs(self.after["loss"] - self.last_evaluation()) < SAME
         )
 
-    def largest_difference(self, reference):
-        """Along the curve: each step's loss, and each evaluation of the held-out entries."""
+    def tolerance(self):
+        return tolerance(self.train.get("kernels", "ref"))
+
+    def differences(self, reference):
+        """-> (of each step's loss, of each evaluation of the held-out entries)"""
         curve = dict(map(tuple, reference["curve"]))
-        differences = [abs(s["loss"] - r) for s, r in zip(self.steps, reference["losses"])]
-        differences += [abs(e["eval_loss"] - curve[e["step"]]) for e in self.evaluations if e["step"] in curve]
-        return max(differences)
+        return (
+            [abs(s["loss"] - r) for s, r in zip(self.steps, reference["losses"])],
+            [abs(e["eval_loss"] - curve[e["step"]]) for e in self.evaluations if e["step"] in curve],
+        )
 
 
 def read_run(results, out):
@@ -118,9 +138,15 @@ def failures(run):
             yield f"held-out loss {when} is {loss:.4f}, expected between {low} and {high}"
     if len(run.steps) != len(reference["losses"]):
         yield f"{len(run.steps)} steps in the log, the reference has {len(reference['losses'])}"
+    allowed, curve = run.tolerance(), dict(map(tuple, reference["curve"]))
     for step, stored in zip(run.steps, reference["losses"]):
-        if not abs(step["loss"] - stored) <= STEP_TOLERANCE:
+        if not abs(step["loss"] - stored) <= allowed.step:
             yield f"step {step['step']}: loss {step['loss']:.4f}, the reference has {stored:.4f}"
+            break
+    for held in run.evaluations:
+        stored = curve.get(held["step"], held["eval_loss"])
+        if not abs(held["eval_loss"] - stored) <= allowed.evaluation:
+            yield f"held-out at step {held['step']}: loss {held['eval_loss']:.4f}, the reference has {stored:.4f}"
             break
     yield from _common_failures(run, 14)
 

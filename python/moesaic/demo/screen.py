@@ -65,12 +65,16 @@ def _held_out(run, title, what):
 
 def _reference(run):
     reference = read_reference()
-    largest = run.largest_difference(reference)
+    steps, evaluations = (max(values, default=0) for values in run.differences(reference))
     change = f"{reference['before_loss']:.2f} -> {reference['after_loss']:.2f}"
     return [
-        f"    reference   {change}     (transformers + PEFT, stored; largest difference in {len(run.steps)} steps "
-        f"and {len(run.evaluations)} evaluations {largest:.{4 if largest >= 5e-4 else 6}f})"
+        f"    reference   {change}     (transformers + PEFT in float32, stored; largest difference "
+        f"{_difference(steps)} in {len(run.steps)} steps, {_difference(evaluations)} in {len(run.evaluations)} evaluations)"
     ]
+
+
+def _difference(value):
+    return f"{value:.{4 if value >= 5e-4 else 6}f}"
 
 
 def _curves(run):

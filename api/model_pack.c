@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "api/model_pack.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+struct job {
+	struct moe_weight *w;
+	const char *src;
+	enum moe_dtype dtype;
+	int64_t n, k, ld;
+	size_t tensor;
+	int part;
+};
+
+struct tensor {
+	const char *name;
+	int64_t non_finite; /* both under the lock while jobs run */
+	int left;	    /* jobs */
+};
+
+struct moe_pack {
+	struct moe_model *m;
+	int64_t total;
+	struct job *job; /* sorted by part before they run */
+	size_t n_jobs, room;
+	struct tensor *tensor;
+	size_t n_tensors, tensor_room;
+	size_t *first;	     /* [parts + 1] */
+	atomic_size_t *next; /* [parts] */
+	pthread_mutex_t lock;
+	pthread_cond_t done;
+};
+
+enum moe_status moe_pack_create(struct moe_model *m, int64_t total_tensors, struct moe_pack **out)
+{
+	struct moe_pack *p = moe_calloc(1, sizeof *p);
+	int parts = moe_engine_parts(m->engine);
+
+	*out = NULL;
+	if (!p)
+		return moe_fail(MOE_ERR_NOMEM, "no memory to load %s", m->params.dir);
+	p->m = m;
+	p->total = total_tensors;
+	p->first = moe_calloc((size_t)parts + 1, sizeof *p->first);
+	p->next = moe_calloc((size_t)parts, sizeof *p->next);
+	pthread_mutex_init(&p->lock, NULL);
+	pthread_cond_init(&p->done, NULL);
+	if (!p->first || !p->next) {
+		moe_pack_destroy(p);
+		return moe_fail(MOE_ERR_NOMEM, "no memory to load %s", m->params.dir);
+	}
+	*out = p;
+	return MOE_OK;
+}
+
+void moe_pack_destroy(struct moe_pack *p)
+{
+	if (!p)
+		return;
+	pthread_mutex_destroy(&p->lock);
+	pthread_cond_destroy(&p->done);
+	moe_free(p->job);
+	moe_free(p->tensor);
+	moe_free(p->first);
+	moe_free(p->next);
+	moe_free(p);
+}
+
+/* Room for one more in an array that doubles. */
+static enum moe_status grow(struct moe_pack *p, void **array, size_t n, size_t *room, size_t size)
+{
+	size_t more = *room ? 2 * *room : 256;
+	void *grown;
+
+	if (n < *room)
+		return MOE_OK;
+	grown = moe_realloc(*array, more, size);
+	if (!grown)
+		return moe_fail(MOE_ERR_NOMEM, "no memory to load %s", p->m->params.dir);
+	*array = grown;
+	*room = more;
+	return MOE_OK;
+}
+
+enum moe_status moe_pack_tensor(struct moe_pack *p, const struct moe_st_tensor *t)
+{
+	MOE_TRY(grow(p, (void **)&p->tensor, p->n_tensors, &p->tensor_room, sizeof *p->tensor));
+	p->tensor[p->n_tensors++] = (struct tensor){ .name = t->name };
+	return MOE_OK;
+}
+
+/* Elements whose exponent is all ones; n of 2 bytes */
+static int64_t count_halves(int64_t n, const char *src, uint16_t mask)
+{
+	int64_t count = 0;
+
+	for (int64_t i = 0; i < n;) {
+		int64_t end = MOE_MIN(n, i + 4096);
+		uint16_t here = 0; /* as wide as what is compared, so that all lanes are used */
+
+		for (; i < end; i++) {
+			uint16_t v;
+
+			memcpy(&v, src + 2 * i, sizeof v);
+			here = (uint16_t)(here + ((v & mask) == mask));
+		}
+		count += here;
+	}
+	return count;
+}
+
+static int64_t count_non_finite(enum moe_dtype dtype, int64_t n, const char *src)
+{
+	size_t size = moe_dtype_size(dtype);
+	uint16_t mask = dtype == MOE_F16 ? 0x7c00 : dtype == MOE_F64 ? 0x7ff0 : 0x7f80;
+	int64_t count = 0;
+
+	if (size == sizeof(uint16_t))
+		return count_halves(n, src, mask);
+	for (int64_t i = 0; i < n; i++) {
+		uint16_t top;
+
+		memcpy(&top, src + (size_t)i * size + size - 2, sizeof top);
+		count += (top & mask) == mask;
+	}
+	return count;
+}
+
+void moe_pack_read(struct moe_pack *p, const struct moe_st_tensor *t)
+{
+	if (!p->m->params.skip_value_check)
+		p->tensor[p->n_tensors - 1].non_finite += count_non_finite(
+			t->dtype, (int64_t)(t->bytes / moe_dtype_size(t->dtype)), t->data);
+}
+
+enum moe_status moe_pack_weight(struct moe_pack *p, int back, int part, struct moe_weight *w,
+				const void *src, enum moe_dtype dtype, int64_t n, int64_t k,
+				int64_t ld)
+{
+	size_t tensor = p->n_tensors - 1 - (size_t)back;
+
+	MOE_TRY(grow(p, (void **)&p->job, p->n_jobs, &p->room, sizeof *p->job));
+	p->job[p->n_jobs++] = (struct job){ w, src, dtype, n, k, ld, tensor, part };
+	p->tensor[tensor].left++;
+	return MOE_OK;
+}
+
+/* Lets the file be read ahead while the first rows are looked at. */
+static void announce(const struct job *j)
+{
+	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)j->src & ~(page - 1);
+	size_t bytes = (size_t)(j->n * j->ld) * moe_dtype_size(j->dtype);
+
+	if (j->ld == j->k)
+		madvise((void *)at, (uintptr_t)j->src - at + bytes, MADV_WILLNEED);
+}
+
+static void run_job(struct moe_pack *p, const struct job *j)
+{
+	struct tensor *t = &p->tensor[j->tensor];
+	size_t row = (size_t)j->ld * moe_dtype_size(j->dtype);
+	int64_t bad = 0;
+
+	announce(j);
+	for (int64_t i = 0; !p->m->params.skip_value_check && i < j->n; i++)
+		bad += count_non_finite(j->dtype, j->k, j->src + (size_t)i * row);
+	moe_kernels()->weight_pack(j->w, j->src, j->dtype, j->n, j->k, j->ld, MOE_USE_GEMM);
+	pthread_mutex_lock(&p->lock);
+	t->non_finite += bad;
+	if (--t->left == 0)
+		pthread_cond_signal(&p->done);
+	pthread_mutex_unlock(&p->lock);
+}
+
+/* The part's own jobs, then what is left of others. */
+static void work(void *arg, int part)
+{
+	struct moe_pack *p = arg;
+	int parts = moe_engine_parts(p->m->engine);
+
+	for (int i = 0; i < parts; i++) {
+		int of = (part + i) % parts;
+		size_t at;
+
+		while ((at = p->next[of]++) < p->first[of + 1])
+			run_job(p, &p->job[at]);
+	}
+}
+
+/* Tensors in their order, as soon as they are done. */
+static void report(void *arg)
+{
+	struct moe_pack *p = arg;
+	struct moe_model *m = p->m;
+
+	for (size_t i = 0; i < p->n_tensors; i++) {
+		struct tensor *t = &p->tensor[i];
+		pthread_mutex_lock(&p->lock);
+		while (t->left)
+			pthread_cond_wait(&p->done, &p->lock);
+		pthread_mutex_unlock(&p->lock);
+		m->non_finite += t->non_finite;
+		if (t->non_finite)
+			moe_log(MOE_LOG_WARNING, "%s has %lld values that are NaN or Inf", t->name,
+				(long long)t->non_finite);
+		if (m->params.progress)
+			m->params.progress(t->name, (int64_t)i + 1, p->total, m->params.user);
+	}
+}
+
+/* Stable: within a part in the order of the file. False: no memory, all stays with part 0. */
+static bool sort_by_part(struct moe_pack *p)
+{
+	int parts = moe_engine_parts(p->m->engine);
+	struct job *sorted = moe_calloc(MOE_MAX(p->n_jobs, (size_t)1), sizeof *sorted);
+
+	if (!sorted)
+		return false;
+	for (size_t i = 0; i < p->n_jobs; i++)
+		p->first[p->job[i].part + 1]++;
+	for (int i = 0; i < parts; i++) {
+		p->first[i + 1] += p->first[i];
+		p->next[i] = p->first[i];
+	}
+	for (size_t i = 0; i < p->n_jobs; i++)
+		sorted[p->next[p->job[i].part]++] = p->job[i];
+	for (int i = 0; i < parts; i++)
+		p->next[i] = p->first[i];
+	moe_free(p->job);
+	p->job = sorted;
+	return true;
+}
+
+void moe_pack_run(struct moe_pack *p)
+{
+	int parts = moe_engine_parts(p->m->engine), threads;
+	double start = moe_now(), bytes = 0, seconds;
+
+	for (size_t i = 0; i < p->n_jobs; i++)
+		bytes += (double)(p->job[i].n * p->job[i].k) *
+			 (double)moe_dtype_size(p->job[i].dtype);
+	if (!sort_by_part(p))
+		for (int i = 1; i <= parts; i++)
+			p->first[i] = p->n_jobs;
+	threads = moe_engine_parallel(p->m->engine, work, report, p);
+	seconds = moe_now() - start;
+	moe_log(MOE_LOG_INFO, "packed %.2f GB of weights in %.2f s (%.1f GB/s, %d threads)",
+		bytes * 1e-9, seconds, bytes * 1e-9 / MOE_MAX(seconds, 1e-9), threads);
+}

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Packing of a checkpoint's weights: collected while the tensors are looked up and memory is taken,
+ * then done by all workers' cores at once, each part's share on its own NUMA node. Sources stay
+ * mapped until moe_pack_run has returned.
+ */
+#ifndef MOE_API_MODEL_PACK_H
+#define MOE_API_MODEL_PACK_H
+
+#include "api/model.h"
+
+struct moe_pack;
+
+enum moe_status moe_pack_create(struct moe_model *m, int64_t total_tensors, struct moe_pack **out);
+void moe_pack_destroy(struct moe_pack *p); /* NULL accepted */
+/* Begins a tensor: the weights that follow are made from it. Values are counted with them. */
+enum moe_status moe_pack_tensor(struct moe_pack *p, const struct moe_st_tensor *t);
+/* The tensor is read by the caller, now: its values are counted here. */
+void moe_pack_read(struct moe_pack *p, const struct moe_st_tensor *t);
+/* [n, k] of the last tensor, or of the one before it (back 1); rows ld elements apart. */
+enum moe_status moe_pack_weight(struct moe_pack *p, int back, int part, struct moe_weight *w,
+				const void *src, enum moe_dtype dtype, int64_t n, int64_t k,
+				int64_t ld);
+/* Does it all: progress and warnings come from the calling thread, in the order of the tensors. */
+void moe_pack_run(struct moe_pack *p);
+
+#endif
