@@ -3,6 +3,8 @@
 #include "codelets/kernels/kernels.h"
 #include "engine/engine.h"
 
+#define MAX_RING ((size_t)1 << 30)
+
 /* "config.": what callers say cannot be taken for what we say. */
 static enum moe_status add_config(const struct moe_trace_params *p, char **lines, int *n)
 {
@@ -16,7 +18,8 @@ static enum moe_status add_config(const struct moe_trace_params *p, char **lines
 	return MOE_OK;
 }
 
-/* isa NULL: the engine's default. The table is chosen when the first object is made: perhaps later. */
+/* isa NULL: the engine's default. The table is chosen when the first object is made: perhaps later.
+ */
 static enum moe_status add_kinds(int kinds, const char *isa, char **lines, int *n)
 {
 	const struct moe_kernels *table = NULL;
@@ -42,6 +45,9 @@ enum moe_status moe_trace_start(struct moe_engine *engine, const struct moe_trac
 	if (!p || p->struct_size < sizeof *p || !p->file || p->n_config < 0 ||
 	    (p->n_config && !p->config))
 		return moe_fail(MOE_ERR_ARG, "trace params: struct_size and file are needed");
+	if (p->ring_bytes > MAX_RING)
+		return moe_fail(MOE_ERR_ARG, "trace: ring_bytes is %zu; at most %zu are possible",
+				p->ring_bytes, MAX_RING);
 	MOE_TRY(moe_engine_check(engine));
 	while (moe_kind_name(kinds))
 		kinds++;

@@ -441,6 +441,10 @@ int main(int argc, char **argv)
 		fputs(usage, stderr);
 		return 2;
 	}
+	if (b.o.serve && (b.o.trace || b.o.trace_cost)) {
+		fputs("bench_layer: --trace does not go with --serve\n", stderr);
+		return 2;
+	}
 	if (b.o.trace_cost && !b.o.trace)
 		b.o.trace = "/dev/null";
 	st = run(&b);

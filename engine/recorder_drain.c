@@ -13,7 +13,7 @@
 #define FLUSH_NS (1000 * MS) /* what a crash loses at most */
 #define COUNT_NS (1000 * MS)
 #define SAMPLE_NS (100 * MS)
-#define MAX_PURPOSES 32
+#define MAX_PURPOSES 64
 
 static int64_t since(const struct moe_recorder *rec, int64_t ns)
 {
@@ -183,7 +183,7 @@ struct samples {
 		const char *purpose;
 		int part;
 		size_t bytes;
-	} item[MAX_PURPOSES * 8];
+	} item[MAX_PURPOSES * 8]; /* purposes x parts */
 };
 
 /* The last item takes what has no room. */

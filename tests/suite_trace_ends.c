@@ -165,6 +165,8 @@ static void states_child(const void *arg)
 	CHECK_ERROR(moe_trace_start(e, &bad), MOE_ERR_ARG, "file");
 	bad = p, bad.config = &no_key, bad.n_config = 1;
 	CHECK_ERROR(moe_trace_start(e, &bad), MOE_ERR_ARG, "key=value");
+	bad = p, bad.ring_bytes = (size_t)1 << 40;
+	CHECK_ERROR(moe_trace_start(e, &bad), MOE_ERR_ARG, "ring_bytes");
 	CHECK_ERROR(moe_trace_start(NULL, &p), MOE_ERR_ARG, "engine");
 	CHECK_OK(moe_engine_open_dry(1, 1, &dry));
 	CHECK_ERROR(moe_trace_start(dry, &p), MOE_ERR_ARG, "runs");
