@@ -91,7 +91,8 @@ void moe_backward_choose(const struct moe_backward_params *p, const struct moe_m
 	struct moe_load l = p->load;
 	struct moe_machine own = *m;
 
-	own.workers = MOE_MAX(l.workers, 1);
+	/* all of the machine, whatever this engine has: bits depend on the mode, and not on worker counts */
+	own.workers = MOE_MAX(m->cpus, 1);
 	if (!(l.weight_bytes > 0))
 		l.weight_bytes = 2;
 	memset(out, 0, sizeof *out);

@@ -216,7 +216,7 @@ static void reference_with(int parts)
 	struct moe_engine *e = open_with(2, parts, NULL);
 
 	for (size_t i = 0; e && i < MOE_COUNT(cases); i++) {
-		if (!table_takes(i + (size_t)parts, 3))
+		if (!table_takes(i + (size_t)parts, 4))
 			continue;
 		unsigned before = CU_get_number_of_failures();
 
@@ -818,7 +818,7 @@ static void asynchronous(void)
 
 	for (size_t i = 0; i < MOE_COUNT(list); i++)
 		for (size_t p = 0; p < MOE_COUNT(policies); p++) {
-			if (!table_takes(i + p, 4))
+			if (!best_table_takes(i + p, 6))
 				continue;
 			struct moe_engine *e = open_with(2, 2, policies[p]);
 			struct chain h;

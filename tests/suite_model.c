@@ -346,7 +346,7 @@ static void check_same_bits(void)
 
 			if (w != 3 && i % 3 != (size_t)w % 3 && !moe_test_full())
 				continue;
-			if (!table_takes(i + (size_t)w, 6))
+			if (!best_table_takes(i + (size_t)w, 9))
 				continue;
 			h = two_steps(w, 1, policies[i], w == 3, losses);
 			if (h != want)

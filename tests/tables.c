@@ -73,7 +73,12 @@ const struct table_tolerance *table_tolerance(void)
 	return table_is_packed() ? &rounded : &exact;
 }
 
+bool best_table_takes(size_t i, size_t n)
+{
+	return moe_test_full() || table() == best(false) || i % n == 0;
+}
+
 bool table_takes(size_t i, size_t n)
 {
-	return moe_test_full() || !table_is_packed() || table() == best(false) || i % n == 0;
+	return !table_is_packed() || best_table_takes(i, n);
 }

@@ -31,5 +31,7 @@ bool table_is_packed(void);
  * others take every n-th.
  */
 bool table_takes(size_t i, size_t n);
+/* The same, but whole under the best table alone: for runs that differ in time, not in arithmetic. */
+bool best_table_takes(size_t i, size_t n);
 
 #endif
