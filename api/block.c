@@ -46,10 +46,11 @@ static enum moe_status check_params(const struct moe_block_params *p)
 	return MOE_OK;
 }
 
-static int group_size(const struct moe_block *b, int tokens)
+static struct moe_load load_of(const struct moe_block *b, int tokens)
 {
 	const struct moe_block_params *p = &b->params;
-	struct moe_load load = {
+
+	return (struct moe_load){
 		.E = p->experts,
 		.k = p->experts_per_token,
 		.H = p->hidden,
@@ -57,10 +58,29 @@ static int group_size(const struct moe_block *b, int tokens)
 		.I = p->intermediate,
 		.T = tokens,
 		.workers = moe_engine_workers(b->engine),
-		.weight_bytes = (double)moe_dtype_size(p->weight_dtype),
+		.weight_bytes = moe_kernels()->tiles ? 0 : (double)moe_dtype_size(p->weight_dtype),
+	};
+}
+
+static int group_size(const struct moe_block *b, int tokens)
+{
+	struct moe_load load = load_of(b, tokens);
+
+	return b->params.group_size ? b->params.group_size
+				    : moe_group_size_choose(&load, moe_machine());
+}
+
+static enum moe_status choose_backward(struct moe_block *b, int tokens)
+{
+	struct moe_backward_params p = {
+		.load = load_of(b, tokens), .layers = 1, .ring = 1, .refilled = true, .memory = -1
 	};
 
-	return p->group_size ? p->group_size : moe_group_size_choose(&load, moe_machine());
+	MOE_TRY(moe_backward_select(b->params.backward_weights, &p, moe_machine(), &b->backward));
+	b->params.backward_weights =
+		moe_backward_text(&b->backward, b->backward_text, sizeof b->backward_text);
+	moe_backward_explain(&b->backward, b->backward_costs, sizeof b->backward_costs);
+	return MOE_OK;
 }
 
 static enum moe_status alloc_layer(struct moe_block *b)
@@ -80,6 +100,8 @@ static enum moe_status alloc_layer(struct moe_block *b)
 		.base_grads = p->base_gradients,
 	};
 
+	MOE_TRY(choose_backward(b, tokens));
+	s.backward = b->backward.mode;
 	if (p->router) {
 		b->layer.router = moe_router_find(p->router);
 		b->layer.router_config =
@@ -89,6 +111,8 @@ static enum moe_status alloc_layer(struct moe_block *b)
 		MOE_TRY(b->layer.router->check(&b->layer.router_config));
 	}
 	MOE_TRY(moe_experts_alloc(b->engine, &s, p->weight_dtype, &b->layer));
+	if (s.backward == MOE_BACKWARD_SHARED)
+		MOE_TRY(moe_backward_ring_create(b->engine, &b->layer, p->weight_dtype, 1, &b->ring));
 	if (p->shared_intermediate)
 		MOE_TRY(moe_ffn_alloc(b->engine, p->hidden, p->shared_intermediate, p->weight_dtype,
 				      p->shared_sigmoid, p->base_gradients, &b->ffn));
@@ -126,6 +150,21 @@ fail:
 	return st;
 }
 
+enum moe_status moe_block_get_info(struct moe_block *b, struct moe_block_info *info)
+{
+	if (!b || !info || info->struct_size < sizeof *info)
+		return moe_fail(MOE_ERR_ARG, "block info: struct_size is not set");
+	*info = (struct moe_block_info){
+		.struct_size = sizeof *info,
+		.backward_weights = b->backward_text,
+		.backward_costs = b->backward_costs,
+		.groups = b->layer.G,
+		.slices_i = b->cut.slices_i,
+		.slices_h = b->cut.slices_h,
+	};
+	return MOE_OK;
+}
+
 static void free_buffers(struct moe_block *b)
 {
 	struct moe_engine *e = b->engine;
@@ -153,6 +192,7 @@ void moe_block_destroy(struct moe_block *b)
 		moe_ticket_drain(b->ticket);
 		free_buffers(b);
 		moe_layer_tensors_destroy(&b->layer_tensors);
+		moe_backward_ring_destroy(b->engine, &b->ring);
 		moe_experts_free(b->engine, &b->layer);
 		moe_ffn_free(b->engine, &b->ffn);
 		moe_ticket_destroy(b->ticket);
@@ -318,7 +358,7 @@ static enum moe_status check_forward(struct moe_block *b, const struct moe_array
 
 static struct moe_moe_pass pass_of(struct moe_block *b)
 {
-	return (struct moe_moe_pass){
+	struct moe_moe_pass p = {
 		.layer = &b->layer,
 		.state = &b->state,
 		.ffn = b->params.shared_intermediate ? &b->ffn : NULL,
@@ -328,6 +368,9 @@ static struct moe_moe_pass pass_of(struct moe_block *b)
 		.plan = b->plan,
 		.has_grads = b->layer.r > 0,
 	};
+
+	moe_pass_set_copies(&p, &b->ring, 0);
+	return p;
 }
 
 /* Orders the loads of x after everything of earlier passes that reads it without naming its blocks.

@@ -19,6 +19,9 @@ struct moe_block {
 	struct moe_experts layer;
 	struct moe_ffn ffn;
 	struct moe_cut cut;
+	struct moe_backward_choice backward;
+	char backward_text[32], backward_costs[512];
+	struct moe_backward_ring ring;
 	struct moe_layer_tensors layer_tensors;
 	/* for up to `capacity` tokens, now `tokens`; -1: none yet */
 	int capacity, tokens;

@@ -227,9 +227,16 @@ enum moe_status moe_calibrate_tables(struct moe_calibration *c)
 	struct moe_pin pin;
 
 	moe_pin_thread(&pin);
-	for (int i = 0; st == MOE_OK && moe_kernels_list[i] && f->n_isas < MOE_MACHINE_ISAS; i++)
-		if (wanted(moe_kernels_list[i]))
-			st = measure_table(c, moe_kernels_list[i], &f->isa[f->n_isas++]);
+	for (int i = 0; st == MOE_OK && moe_kernels_list[i] && f->n_isas < MOE_MACHINE_ISAS; i++) {
+		const struct moe_kernels *k = moe_kernels_list[i];
+
+		if (!wanted(k))
+			continue;
+		if (moe_kernels_enable(k) == MOE_OK)
+			st = measure_table(c, k, &f->isa[f->n_isas++]);
+		else
+			moe_log(MOE_LOG_WARNING, "not measured: %s", moe_last_error());
+	}
 	moe_unpin_thread(&pin);
 	return st;
 }

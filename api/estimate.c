@@ -102,6 +102,7 @@ static enum moe_status count(struct moe_engine *e, const struct moe_estimate_par
 	out->active_params = info.active_params;
 	out->trainable_params = info.trainable_params;
 	count_memory(e, &c, workers, out);
+	memcpy(out->backward_weights, m->backward_text, sizeof out->backward_weights);
 	out->handles = c.handles;
 	out->tasks = c.tasks;
 	out->max_task_handles = c.max_task_handles;

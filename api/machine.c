@@ -117,6 +117,8 @@ enum moe_status moe_machine_use(const struct moe_engine *e)
 	enum moe_status st;
 
 	MOE_TRY(moe_kernels_select(moe_engine_isa(e)));
+	if (!moe_engine_is_dry(e)) /* another table than at moe_engine_open where MOESAIC_ISA has changed */
+		MOE_TRY(moe_kernels_enable(moe_kernels()));
 	MOE_TRY(look_up(&l));
 	if (l.state == MOE_MACHINE_FILE_BAD && l.named) {
 		st = moe_fail(l.bad, "MOESAIC_MACHINE: %s", l.why);

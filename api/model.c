@@ -72,17 +72,24 @@ static enum moe_status make_slots(struct moe_model *m)
 	return MOE_OK;
 }
 
-/* Tensors, worker scratch, slots. */
+/* Tensors, the ring of the backward's weights, worker scratch, slots. */
 static enum moe_status make_runtime(struct moe_model *m)
 {
 	struct moe_decoder *d = &m->decoder;
 	struct moe_cut cut = { 1, 1, 1 };
+	const struct moe_experts *experts = NULL;
 
 	for (int i = 0; i < d->n_layers; i++)
 		if (d->layers[i].experts)
-			cut = moe_cut_choose(d->layers[i].experts, m->params.max_tokens,
-					     moe_engine_workers(m->engine), 0, 0);
+			experts = d->layers[i].experts;
+	if (experts)
+		cut = moe_cut_choose(experts, m->params.max_tokens, moe_engine_workers(m->engine), 0,
+				     0);
 	MOE_TRY(moe_decoder_tensors_create(m->engine, d, &cut, &m->tensors));
+	if (experts && m->backward.mode == MOE_BACKWARD_SHARED)
+		MOE_TRY(moe_backward_ring_create(m->engine, experts,
+						 experts->part[0].gate[0].dtype, m->backward.ring,
+						 &m->tensors.ring));
 	MOE_TRY(moe_ticket_create(m->engine, &m->ticket));
 	MOE_TRY(reserve_scratch(m));
 	return make_slots(m);
@@ -120,6 +127,7 @@ static enum moe_status load_shape(struct moe_model *m, const char *targets)
 	MOE_TRY(moe_model_plan_lora(m, NULL));
 	m->params.lora_targets = NULL;
 	MOE_TRY(moe_model_shape(m));
+	MOE_TRY(moe_model_plan_memory(m, NULL));
 	MOE_TRY(moe_model_load_weights(m, NULL));
 	MOE_TRY(moe_model_init_lora(m));
 	return make_runtime(m);
@@ -139,7 +147,7 @@ static enum moe_status load(struct moe_model *m, const char *adapter_dir, const 
 	m->params.lora_targets = NULL;
 	MOE_TRY_GOTO(moe_safetensors_open(m->params.dir, &st), status, out);
 	MOE_TRY_GOTO(moe_model_shape(m), status, out);
-	MOE_TRY_GOTO(moe_model_check_memory(m, st), status, out);
+	MOE_TRY_GOTO(moe_model_plan_memory(m, st), status, out);
 	MOE_TRY_GOTO(moe_model_load_weights(m, st), status, out);
 	MOE_TRY_GOTO(moe_model_init_lora(m), status, out);
 	if (adapter)
@@ -261,6 +269,7 @@ enum moe_status moe_model_get_info(struct moe_model *m, struct moe_model_info *i
 		.activation_bytes = (int64_t)moe_memory_bytes(m->engine, "activations", -1),
 		.handles = engine.handles,
 		.load_seconds = m->load_seconds,
+		.backward_weights = m->backward_text,
 	};
 	for (int j = MOE_ADAPTER_Q; j <= MOE_ADAPTER_O; j++)
 		info->lora_rank = MOE_MAX(info->lora_rank, m->lora.rank[j]);

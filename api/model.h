@@ -32,6 +32,8 @@ struct moe_model {
 	struct moe_decoder_slot slot[MOE_MODEL_SLOTS];
 	int n_slots;
 	int group_size; /* experts per task */
+	struct moe_backward_choice backward;
+	char backward_text[32];
 	struct moe_ticket *ticket; /* of evaluation and logits */
 	atomic_flag busy;
 	int64_t non_finite;
@@ -54,9 +56,12 @@ enum moe_status moe_model_write_adapter(struct moe_model *m, const char *dir);
 
 /* Targets, ranks and alphas from the parameters or the adapter (may be NULL). */
 enum moe_status moe_model_plan_lora(struct moe_model *m, const struct moe_adapter *adapter);
-/* The decoder's shape without memory for weights; then refuses what cannot fit. */
+/*
+ * The decoder's shape without memory for weights; then refuses what cannot fit (not on a dry engine, st NULL) and
+ * chooses what the backward multiplies by.
+ */
 enum moe_status moe_model_shape(struct moe_model *m);
-enum moe_status moe_model_check_memory(struct moe_model *m, const struct moe_safetensors *st);
+enum moe_status moe_model_plan_memory(struct moe_model *m, const struct moe_safetensors *st);
 void moe_model_free_decoder(struct moe_model *m);
 /* Weights from the checkpoint (st NULL, on a dry engine: their memory only), LoRA initialised. */
 enum moe_status moe_model_make_rope(struct moe_model *m);

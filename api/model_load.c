@@ -119,7 +119,7 @@ static enum moe_status pack(struct loader *l, const void *src, enum moe_dtype dt
 	if (!w->data)
 		return MOE_ERR_NOMEM;
 	if (l->st)
-		return moe_pack_weight(l->pack, 0, part, w, src, dtype, n, k, k);
+		return moe_pack_weight(l->pack, part, w, src, dtype, n, k);
 	moe_kernels()->weight_pack(w, NULL, dtype, n, k, k, MOE_USE_GEMM);
 	return MOE_OK;
 }
@@ -165,18 +165,9 @@ static enum moe_status pack_expert(struct loader *l, struct moe_experts *e, int 
 				   enum moe_expert_matrix which, int expert, const void *src,
 				   enum moe_dtype dtype)
 {
-	if (!l->st) {
-		moe_experts_pack(e, which, expert, src, dtype);
-		return MOE_OK;
-	}
-	for (int p = 0; p < e->P; p++) {
-		struct moe_pack_source s = moe_experts_source(e, which, expert, p, src, dtype);
-
-		if (s.n && s.k)
-			MOE_TRY(moe_pack_weight(l->pack, back, p, s.w, s.src, dtype, s.n, s.k, s.ld));
-		else
-			moe_kernels()->weight_pack(s.w, s.src, dtype, s.n, s.k, s.ld, MOE_USE_GEMM);
-	}
+	if (l->st)
+		return moe_pack_expert(l->pack, back, e, which, expert, src, dtype);
+	moe_experts_pack(e, which, expert, src, dtype);
 	return MOE_OK;
 }
 
@@ -242,6 +233,7 @@ static enum moe_status load_experts(struct loader *l, int layer, struct moe_expe
 			       : 0,
 		.share_a = lora->share_a,
 		.trainable = r > 0 && !l->m->params.inference_only,
+		.backward = l->m->backward.mode,
 	};
 
 	if (l->st)

@@ -138,6 +138,35 @@ static enum moe_status shape_layer(struct moe_model *m, int i)
 	return l->experts->router->check(&l->experts->router_config);
 }
 
+static struct moe_load load_of(const struct moe_model *m)
+{
+	const struct moe_arch *a = &m->arch;
+
+	return (struct moe_load){
+		.E = MOE_MAX(1, a->n_experts),
+		.k = MOE_MAX(1, a->top_k),
+		.H = (int)a->hidden,
+		.P = moe_engine_parts(m->engine),
+		.I = MOE_MAX(a->moe_intermediate, 1),
+		.T = m->params.max_tokens,
+		.workers = moe_engine_workers(m->engine),
+	};
+}
+
+/* Most copies of a layer that the backward may take turns in; what is wrong is said later. */
+static int ring_entries(const struct moe_model *m)
+{
+	const char *text = m->params.backward_weights;
+	enum moe_backward_mode mode;
+	int ring = 2;
+
+	if (m->params.inference_only)
+		return 0;
+	if (text && strcmp(text, "auto") && moe_backward_mode_parse(text, &mode, &ring) != MOE_OK)
+		return 0;
+	return MOE_MIN(ring, moe_arch_moe_layers(&m->arch));
+}
+
 /*
  * From the work per task, then larger until the tensors of all layers and slots stay below
  * MAX_MOE_HANDLES (a handle is 4 KB with Debian's StarPU), with the few slices that many groups have.
@@ -145,24 +174,17 @@ static enum moe_status shape_layer(struct moe_model *m, int i)
 static int choose_group_size(const struct moe_model *m)
 {
 	const struct moe_arch *a = &m->arch;
-	int E = MOE_MAX(1, a->n_experts), P = moe_engine_parts(m->engine);
-	struct moe_load load = {
-		.E = E,
-		.k = MOE_MAX(1, a->top_k),
-		.H = (int)a->hidden,
-		.P = P,
-		.I = MOE_MAX(a->moe_intermediate, 1),
-		.T = m->params.max_tokens,
-		.workers = moe_engine_workers(m->engine),
-	};
-	int size = moe_group_size_choose(&load, moe_machine());
+	struct moe_load load = load_of(m);
+	int E = load.E, P = load.P;
+	int size = moe_group_size_choose(&load, moe_machine()), ring = ring_entries(m);
 	struct moe_cut cut = { 1, 3, 1 };
 
 	for (; size < E; size++) {
 		int G = (E - 1) / size + 1;
 		int64_t n = moe_arch_moe_layers(a) * moe_layer_tensors_count(P, G, 1, false);
 
-		n += m->params.slots * moe_slot_tensors_count(P, G, m->params.max_tokens, &cut);
+		n += m->params.slots * moe_slot_tensors_count(P, G, m->params.max_tokens, &cut) +
+		     (int64_t)ring * P * G;
 		if (n <= MAX_MOE_HANDLES)
 			break;
 	}
@@ -244,7 +266,7 @@ static size_t available_memory(void)
 static size_t handle_bytes(const struct moe_model *m, int lowest)
 {
 	struct moe_cut cut = { 1, 1, 1 };
-	int64_t n = 0;
+	int64_t n = 0, ring = 0;
 
 	for (int i = 0; i < m->decoder.n_layers; i++) {
 		const struct moe_experts *e = m->decoder.layers[i].experts;
@@ -253,27 +275,59 @@ static size_t handle_bytes(const struct moe_model *m, int lowest)
 			continue;
 		cut = moe_cut_choose(e, m->params.max_tokens, moe_engine_workers(m->engine), 0, 0);
 		n += moe_layer_tensors_count(e->P, e->G, cut.slices_i, false);
+		ring = ring_entries(m) * e->P * e->G;
 	}
+	n += ring;
 	n += m->params.slots *
 	     moe_decoder_slot_handles(&m->decoder, lowest, &cut, m->params.max_tokens);
 	return (size_t)n * 4096;
 }
 
+/* memory: bytes that are left for copies, < 0: any. */
+static enum moe_status choose_backward(struct moe_model *m, int64_t memory)
+{
+	const char *text = m->params.backward_weights;
+	struct moe_backward_params p = { .load = load_of(m),
+					 .layers = moe_arch_moe_layers(&m->arch),
+					 .memory = memory };
+	int ring;
+
+	if (m->params.inference_only || !p.layers) { /* no backward: only the name is looked at */
+		if (text && strcmp(text, "auto"))
+			MOE_TRY(moe_backward_mode_parse(text, &m->backward.mode, &ring));
+		m->backward = (struct moe_backward_choice){ .mode = MOE_BACKWARD_DIRECT };
+	} else {
+		MOE_TRY(moe_backward_select(text, &p, moe_machine(), &m->backward));
+	}
+	m->params.backward_weights =
+		moe_backward_text(&m->backward, m->backward_text, sizeof m->backward_text);
+	return MOE_OK;
+}
+
 /* Everything that opening would allocate against the limit, before any of it is. */
-enum moe_status moe_model_check_memory(struct moe_model *m, const struct moe_safetensors *st)
+enum moe_status moe_model_plan_memory(struct moe_model *m, const struct moe_safetensors *st)
 {
 	size_t weights = 0, lora = lora_bytes(m), slot, handles, total;
 	size_t limit = m->params.memory_limit > 0 ? (size_t)m->params.memory_limit
 						  : available_memory();
 	int lowest = m->params.inference_only || !lora ? m->decoder.n_layers : 0;
+	const char *backward = m->params.backward_weights;
+	struct moe_param_count count;
 
-	for (size_t i = 0; i < moe_safetensors_count(st); i++)
+	moe_arch_count_params(&m->arch, &count);
+	if (!st)
+		weights = 2 * (size_t)count.total;
+	for (size_t i = 0; st && i < moe_safetensors_count(st); i++)
 		weights += moe_safetensors_at(st, i)->bytes;
 	slot = moe_decoder_slot_bytes(&m->decoder, lowest, m->params.max_tokens);
 	handles = handle_bytes(m, lowest);
 	total = weights + lora + slot * (size_t)m->params.slots + handles;
 	if (total <= limit)
-		return MOE_OK;
+		return choose_backward(m, !st && backward && strcmp(backward, "auto")
+						  ? -1
+						  : (int64_t)MOE_MIN(limit - total, (size_t)INT64_MAX));
+	if (!st) /* an estimate says how much is missing */
+		return choose_backward(m, backward && strcmp(backward, "auto") ? -1 : 0);
 	return moe_fail(MOE_ERR_NOFIT,
 			"the model needs %.2f GiB: weights %.2f, LoRA with gradients and moments %.2f, "
 			"activations %d x %.2f, handles %.2f; %.2f GiB %s. Smaller max_tokens or slots, "

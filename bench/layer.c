@@ -115,13 +115,17 @@ static enum moe_status set_up(struct bench *b)
 				       .lora_rank = o->rank,
 				       .lora_alpha = 2.0f * (float)o->rank,
 				       .weight_dtype = o->dtype,
-				       .expected_tokens = o->tokens };
+				       .expected_tokens = o->tokens,
+				       .backward_weights = o->backward };
+	struct moe_block_info info = { .struct_size = sizeof info };
 
 	if (!layer_data_make(o, &b->data))
 		return moe_fail(MOE_ERR_NOMEM, "no memory for the activations");
 	MOE_TRY(moe_engine_open(&ep, &b->engine));
 	MOE_TRY(layer_watch_start(b->engine));
 	MOE_TRY(moe_block_create(b->engine, &bp, &b->block));
+	MOE_TRY(moe_block_get_info(b->block, &info));
+	b->o.backward_used = info.backward_weights;
 	MOE_TRY(layer_bare_create(b->engine, o, b->data.rows, &b->bare));
 	return layer_load(o, b->block, b->bare);
 }
@@ -204,7 +208,7 @@ static enum moe_status run(struct bench *b)
 	r.setup = moe_now() - start;
 	MOE_TRY(warm_up(b, &r));
 	if (b->o.explain)
-		layer_explain(b->o.json || b->o.serve ? stderr : stdout, &b->o, b->engine,
+		layer_explain(b->o.json || b->o.serve ? stderr : stdout, &b->o, b->engine, b->block,
 			      &b->data);
 	if (!b->o.serve)
 		return measure(b, &r);
@@ -223,6 +227,7 @@ static const char usage[] =
 	"  --warm-up N   steps before them, default 2\n"
 	"  --skew S      added to the routing scores, falling with the expert's index; default 0\n"
 	"  --policy P    StarPU's scheduling policy\n"
+	"  --backward M  direct, shared:1, resident or auto (default): what the backward multiplies by\n"
 	"  --json        one line of JSON\n"
 	"  --explain     also print what was decided (on stderr with --json or --serve)\n"
 	"  --serve       steps on demand: go [N], bare, quit on stdin\n"
@@ -278,6 +283,9 @@ static bool take_option(int c, const char *text, struct layer_options *o)
 	case 'p':
 		o->policy = text;
 		return true;
+	case 'b':
+		o->backward = text;
+		return true;
 	case 'j':
 		return o->json = true;
 	case 'e':
@@ -294,7 +302,8 @@ static const struct option options[] = {
 	{ "workers", required_argument, NULL, 'w' }, { "weights", required_argument, NULL, 'f' },
 	{ "rank", required_argument, NULL, 'r' },    { "repeat", required_argument, NULL, 'n' },
 	{ "warm-up", required_argument, NULL, 'u' }, { "skew", required_argument, NULL, 'k' },
-	{ "policy", required_argument, NULL, 'p' },  { "json", no_argument, NULL, 'j' },
+	{ "policy", required_argument, NULL, 'p' },  { "backward", required_argument, NULL, 'b' },
+	{ "json", no_argument, NULL, 'j' },
 	{ "explain", no_argument, NULL, 'e' },	     { "serve", no_argument, NULL, 'v' },
 	{ "help", no_argument, NULL, 'h' },	     { NULL, 0, NULL, 0 },
 };

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/combine_bwd.h"
+#include "codelets/combine_part.h"
 #include "codelets/cost.h"
 #include "engine/codelet.h"
 
 size_t moe_combine_bwd_scratch(const struct moe_experts *l)
 {
 	return (size_t)MOE_TOKEN_BLOCK * (size_t)l->H * sizeof(float) +
-	       moe_kernels()->linear_scratch(MOE_TOKEN_BLOCK, l->E, l->H, 0);
+	       MOE_MAX(moe_kernels()->linear_scratch(MOE_TOKEN_BLOCK, l->E, l->H, 0),
+		       moe_combine_scratch(l));
 }
 
 static void run(const void *args, struct moe_worker *worker)
@@ -18,7 +20,10 @@ static void run(const void *args, struct moe_worker *worker)
 	float *dx = worker->scratch;
 
 	worker->rows = m;
-	memcpy(dx, a->state->part[0].sum + at, n * sizeof *dx);
+	if (l->P > 1)
+		memcpy(dx, a->state->part[0].sum + at, n * sizeof *dx);
+	for (int t = 0; l->P == 1 && t < m; t++)
+		moe_combine_slots(a, 0, a->t0 + t, 0, l->H, dx + (size_t)t * (size_t)l->H, dx + n);
 	for (int p = 1; p < l->P; p++)
 		for (size_t i = 0; i < n; i++)
 			dx[i] += a->state->part[p].sum[at + i];
@@ -39,7 +44,7 @@ static double cost_us(const void *args)
 
 	if (l->router)
 		us += moe_weight_us(MOE_GEMM_BACKWARD, m, &l->router_weight, 0);
-	return us + moe_stream_us((l->P + 3) * n, n); /* the norm reads x and grad */
+	return us + moe_stream_us(((l->P > 1 ? l->P : l->k) + 3) * n, n); /* the norm reads x and grad */
 }
 
 MOE_CODELET(combine_bwd, run, cost_us);

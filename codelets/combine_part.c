@@ -3,32 +3,40 @@
 #include "codelets/cost.h"
 #include "engine/codelet.h"
 
+size_t moe_combine_scratch(const struct moe_experts *l)
+{
+	return (size_t)l->k * (sizeof(float *) + sizeof(float));
+}
+
+void moe_combine_slots(const struct moe_token_args *a, int part, int t, int h0, int h1, float *out,
+		       void *scratch)
+{
+	const struct moe_plan *plan = &a->state->plan;
+	const float *y = a->state->part[part].y + h0, **row = scratch;
+	size_t width = (size_t)moe_width(a->layer->H);
+	float *weight = (float *)(row + a->layer->k);
+	int n = 0;
+
+	for (int s = t * a->layer->k; s < (t + 1) * a->layer->k; s++) {
+		if (plan->position[s] < 0)
+			continue;
+		row[n] = y + (size_t)plan->position[s] * width;
+		weight[n++] = plan->weights[s];
+	}
+	moe_kernels()->sum_rows(h1 - h0, n, row, a->weighted ? weight : NULL, out);
+}
+
 static void run(const void *args, struct moe_worker *worker)
 {
 	const struct moe_token_args *a = args;
-	const struct moe_experts *l = a->layer;
-	const struct moe_plan *plan = &a->state->plan;
-	const struct moe_experts_part_state *ps = &a->state->part[a->part];
-	int h0 = a->c0 * MOE_CHUNK, h1 = MOE_MIN(a->c1 * MOE_CHUNK, l->H);
-	size_t width = (size_t)moe_width(l->H);
-	const float **row = worker->scratch;
-	float *weight = (float *)(row + l->k);
+	int H = a->layer->H, T = a->state->plan.T;
+	int h0 = a->c0 * MOE_CHUNK, h1 = MOE_MIN(a->c1 * MOE_CHUNK, H);
+	float *sum = a->state->part[a->part].sum + h0;
 
-	worker->rows = plan->T;
-	for (int t = 0; t < plan->T; t++) {
-		int n = 0;
-
-		for (int j = 0; j < l->k; j++) {
-			int s = t * l->k + j, at = plan->position[s];
-
-			if (at < 0)
-				continue;
-			row[n] = ps->y + (size_t)at * width + h0;
-			weight[n++] = plan->weights[s];
-		}
-		moe_kernels()->sum_rows(h1 - h0, n, row, a->weighted ? weight : NULL,
-					ps->sum + (size_t)t * (size_t)l->H + h0);
-	}
+	worker->rows = T;
+	for (int t = 0; t < T; t++)
+		moe_combine_slots(a, a->part, t, h0, h1, sum + (size_t)t * (size_t)H,
+				  worker->scratch);
 }
 
 static double cost_us(const void *args)

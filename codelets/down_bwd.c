@@ -46,7 +46,7 @@ static double cost_us(const void *args)
 	const struct moe_expert_args *a = args;
 	const struct moe_experts *l = a->layer;
 	double n = (double)MOE_CHUNK * (a->c1 - a->c0);
-	double us = moe_group_gemm_us(a, MOE_GEMM_BACKWARD, n, l->H + l->r,
+	double us = moe_group_gemm_us(a, moe_backward_direction(a), n, l->H + l->r,
 				      moe_group_weight_bytes(a));
 
 	/* LoRA gradients of the I side: [n, r] of gate, up and down */

@@ -10,7 +10,7 @@ void moe_group_run(const struct moe_expert_args *a, bool empty, moe_expert_op op
 
 	worker->rows = moe_group_rows(a);
 	for (int e = l->group_first[a->group]; e < l->group_first[a->group + 1]; e++) {
-		struct moe_expert expert = moe_expert_of(l, a->part, e);
+		struct moe_expert expert = moe_expert_of(l, a->copy, a->part, e);
 		struct moe_expert_rows rows = moe_expert_rows_of(l, a->state, a->part, e);
 
 		if (rows.m || empty)

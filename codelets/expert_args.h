@@ -16,6 +16,7 @@ struct moe_expert_args {
 	int c0, c1; /* chunks of I or H */
 	bool head;  /* gather or scatter first: this is the group's only slice */
 	bool first; /* first micro-batch of the window: clear the gradients */
+	const struct moe_transposed *copy; /* what a backward multiplies by; NULL: the weights */
 };
 
 /* What a codelet does with one expert of the group; rows->m may be 0 where empty ones are wanted.
@@ -28,6 +29,11 @@ void moe_group_run(const struct moe_expert_args *a, bool empty, moe_expert_op op
 		   struct moe_worker *worker);
 /* Rows of the group in this micro-batch. */
 int64_t moe_group_rows(const struct moe_expert_args *a);
+/* A backward's GEMMs are the forward's where they have transposed copies. */
+static inline enum moe_gemm moe_backward_direction(const struct moe_expert_args *a)
+{
+	return a->copy ? MOE_GEMM_FORWARD : MOE_GEMM_BACKWARD;
+}
 /* Bytes of one packed expert weight in the group's part. */
 double moe_group_weight_bytes(const struct moe_expert_args *a);
 /* Predicted microseconds of a task that does a GEMM of n columns and depth k with each expert's rows. */

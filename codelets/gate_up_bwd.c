@@ -19,7 +19,7 @@ static double cost_us(const void *args)
 	const struct moe_expert_args *a = args;
 	const struct moe_experts *l = a->layer;
 
-	return moe_group_gemm_us(a, MOE_GEMM_BACKWARD, 2.0 * MOE_CHUNK * (a->c1 - a->c0),
+	return moe_group_gemm_us(a, moe_backward_direction(a), 2.0 * MOE_CHUNK * (a->c1 - a->c0),
 				 (double)l->part[a->part].I + l->r, moe_group_weight_bytes(a));
 }
 

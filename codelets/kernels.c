@@ -2,6 +2,9 @@
 /* Chooses the kernel table of the process. */
 #include "codelets/kernels/kernels.h"
 
+#include "engine/engine.h"
+
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -52,4 +55,34 @@ enum moe_status moe_kernels_select(const char *name)
 	MOE_TRY(moe_kernels_choose(name, &best));
 	selected = best;
 	return MOE_OK;
+}
+
+enum moe_status moe_kernels_enable(const struct moe_kernels *k)
+{
+	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+	static const struct moe_kernels *enabled[32];
+	bool granted = !k->enable;
+	size_t n = 0;
+
+	pthread_mutex_lock(&lock);
+	while (!granted && n < MOE_COUNT(enabled) && enabled[n])
+		granted = enabled[n++] == k;
+	if (!granted && k->enable()) {
+		granted = true;
+		if (n < MOE_COUNT(enabled))
+			enabled[n] = k;
+	}
+	pthread_mutex_unlock(&lock);
+	return granted ? MOE_OK
+		       : moe_fail(MOE_ERR_CONFIG,
+				  "the operating system refuses what the %s kernels need; MOESAIC_ISA names "
+				  "others (moesaic doctor lists them)", k->name);
+}
+
+enum moe_status moe_engine_prepare(const char *isa)
+{
+	const struct moe_kernels *k;
+
+	MOE_TRY(moe_kernels_choose(isa, &k));
+	return moe_kernels_enable(k);
 }

@@ -1,22 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/moe.h"
 
+/* One of a piece's matrices, of which there are `stack`. */
+static void *matrix_at(void *packed, size_t piece, int stack, int e, int i)
+{
+	return packed ? (char *)packed + (size_t)e * piece + (size_t)i * (piece / (size_t)stack) : NULL;
+}
+
 void moe_param_pack(const struct moe_param *p, int e, int64_t first, int64_t count)
 {
 	const float *src = p->value + (int64_t)e * p->piece;
-	char *dst = (char *)p->packed + (size_t)e * p->packed_piece;
-	size_t bytes;
+	const struct moe_kernels *k = moe_kernels();
 
-	if (!p->packed)
-		return;
-	bytes = p->packed_piece / (size_t)p->stack;
-	for (int i = 0; i < p->stack; i++) {
+	for (int i = 0; i < p->stack && p->packed; i++, src += p->rows * p->cols) {
 		int64_t n0 = MOE_MAX(first - i * p->rows, 0);
 		int64_t n1 = MOE_MIN(first + count - i * p->rows, p->rows);
 
-		if (n0 < n1)
-			moe_kernels()->lora_pack(p->side, src + i * p->rows * p->cols, p->rows, p->cols,
-						 n0, n1, p->pack_scale, dst + (size_t)i * bytes);
+		if (n0 >= n1)
+			continue;
+		k->lora_pack(p->side, src, p->rows, p->cols, n0, n1, p->pack_scale,
+			     matrix_at(p->packed, p->packed_piece, p->stack, e, i));
+		if (p->packed_t)
+			k->lora_pack_t(p->side, src, p->rows, p->cols, n0, n1, p->pack_scale,
+				       matrix_at(p->packed_t, p->packed_t_piece, p->stack, e, i));
 	}
 }
 
@@ -28,17 +34,48 @@ void moe_param_pack_all(const struct moe_param *p, int e0, int e1)
 
 static const void *packed_of(const struct moe_param *p, int e, int i)
 {
-	if (!p->packed)
-		return NULL;
-	return (const char *)p->packed + (size_t)e * p->packed_piece +
-	       (size_t)i * (p->packed_piece / (size_t)p->stack);
+	return matrix_at(p->packed, p->packed_piece, p->stack, e, i);
 }
 
-struct moe_expert moe_expert_of(const struct moe_experts *l, int p, int e)
+static const void *packed_t_of(const struct moe_param *p, int e, int i)
+{
+	return matrix_at(p->packed_t, p->packed_t_piece, p->stack, e, i);
+}
+
+static struct moe_weight transposed_of(const struct moe_weight *W, void *data)
+{
+	return (struct moe_weight){
+		.data = data, .layout = W->layout, .dtype = W->dtype, .n = W->k, .k = W->n
+	};
+}
+
+static char *copies_of(const struct moe_transposed *copy, int p, int e)
+{
+	return copy->part[p].data + (size_t)e * (2 * copy->part[p].gate + copy->part[p].down);
+}
+
+static void add_copies(struct moe_expert *x, const struct moe_experts *l,
+		       const struct moe_transposed *copy, int p, int e)
 {
 	const struct moe_experts_part *part = &l->part[p];
+	char *data = copies_of(copy, p, e);
 
-	return (struct moe_expert){
+	x->gate_t = transposed_of(&x->gate, data);
+	x->up_t = transposed_of(&x->up, data + copy->part[p].gate);
+	x->down_t = transposed_of(&x->down, data + 2 * copy->part[p].gate);
+	x->gate_a_t = packed_t_of(&l->a_gu, e, 0);
+	x->up_a_t = packed_t_of(&l->a_gu, e, l->a_gu.stack - 1);
+	x->gate_b_t = packed_t_of(&part->gate_b, e, 0);
+	x->up_b_t = packed_t_of(&part->up_b, e, 0);
+	x->down_a_t = packed_t_of(&part->down_a, e, 0);
+	x->down_b_t = packed_t_of(&l->down_b, e, 0);
+}
+
+struct moe_expert moe_expert_of(const struct moe_experts *l, const struct moe_transposed *copy, int p,
+				int e)
+{
+	const struct moe_experts_part *part = &l->part[p];
+	struct moe_expert x = {
 		.gate = part->gate[e],
 		.up = part->up[e],
 		.down = part->down[e],
@@ -57,6 +94,19 @@ struct moe_expert moe_expert_of(const struct moe_experts *l, int p, int e)
 		.ra = l->ra,
 		.scale = l->scale,
 	};
+
+	if (copy)
+		add_copies(&x, l, copy, p, e);
+	return x;
+}
+
+void moe_expert_transpose(const struct moe_experts *l, const struct moe_transposed *copy, int p, int e,
+			  enum moe_expert_matrix which)
+{
+	const struct moe_experts_part *part = &l->part[p];
+	const struct moe_weight *W = which == MOE_GATE ? part->gate : which == MOE_UP ? part->up : part->down;
+
+	moe_kernels()->weight_transpose(&W[e], copies_of(copy, p, e) + (size_t)which * copy->part[p].gate);
 }
 
 /* Row `row` of an array of rows of `bytes`. */

@@ -24,6 +24,9 @@ struct moe_param {
 	 */
 	void *packed;
 	size_t packed_piece;
+	/* The transposed matrices, where the backward multiplies by transposed copies; else NULL. */
+	void *packed_t;
+	size_t packed_t_piece;
 	enum moe_lora_side side;
 	int stack;
 	int64_t rows, cols;
@@ -49,11 +52,23 @@ struct moe_experts_part {
 	float *grad_gate, *grad_up, *grad_down; /* [E][I, H], [E][I, H], [E][H, I] or NULL */
 };
 
+/*
+ * Copies of a layer's weights that the backward multiplies by: W^T, packed. Of one layer for good, or an entry of
+ * a ring that layers take turns in (graphs/backward_copies.h).
+ */
+struct moe_transposed {
+	struct {
+		char *data;	      /* per expert: gate^T, up^T, down^T */
+		size_t gate, down;    /* bytes of gate^T or up^T [H, I], of down^T [I, H] */
+	} part[MOE_MAX_LAYER_PARTS];
+};
+
 struct moe_experts {
 	int E, k, H, I, P, G, r, ra; /* ra = rows of a_gu: r with shared A, else 2r */
 	float scale;
 	int *group_first; /* [G + 1] first expert of each group */
 	struct moe_experts_part part[MOE_MAX_LAYER_PARTS];
+	struct moe_transposed *transposed; /* kept in step with part[].gate, ...; NULL: none */
 	struct moe_param a_gu;	 /* pieces [ra, H] */
 	struct moe_param down_b; /* pieces [H, r] */
 	/* router: NULL where the caller gives ids and weights */
@@ -77,7 +92,8 @@ struct moe_plan {
 	int32_t *token;	   /* [R] */
 	int32_t *position; /* [T, k] row of a slot, -1: skipped */
 	float *row_weight; /* [R] */
-	float *grad_weights, *grad_logits; /* [T, k], [T, E] */
+	float *grad_weights; /* [T, k] */
+	float *grad_logits;  /* [T, E], scratch of the backward */
 };
 
 /* Kept from forward to backward: "kept"; within a phase: "scratch", shared by layers. */
@@ -124,8 +140,13 @@ struct moe_ffn_state {
 	float *dsigmoid;    /* [T] gradient of the sigmoid's argument */
 };
 
-/* Expert e of part p, ready for a kernel. */
-struct moe_expert moe_expert_of(const struct moe_experts *l, int p, int e);
+/* Expert e of part p, ready for a kernel; copy: what its backward multiplies by, NULL: its weights. */
+struct moe_expert moe_expert_of(const struct moe_experts *l, const struct moe_transposed *copy, int p,
+				int e);
+enum moe_expert_matrix { MOE_GATE, MOE_UP, MOE_DOWN, MOE_EXPERT_MATRICES };
+/* Renews the copy of one of expert e's matrices from its packed weights. */
+void moe_expert_transpose(const struct moe_experts *l, const struct moe_transposed *copy, int p, int e,
+			  enum moe_expert_matrix which);
 /* Its rows in this micro-batch (m may be 0). */
 struct moe_expert_rows moe_expert_rows_of(const struct moe_experts *l,
 					  const struct moe_experts_state *s, int p, int e);

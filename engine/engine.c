@@ -124,6 +124,7 @@ static enum moe_status open_engine(const struct moe_engine_params *p, struct moe
 	MOE_TRY_GOTO(moe_starpu_check_policy(e->policy), st, fail);
 	MOE_TRY_GOTO(moe_topology_load(&e->topology), st, fail);
 	MOE_TRY_GOTO(moe_starpu_check_workers(e, &workers), st, fail);
+	MOE_TRY_GOTO(moe_engine_prepare(e->isa), st, fail);
 	MOE_TRY_GOTO(moe_starpu_start(e, workers), st, fail);
 	started = true;
 	MOE_TRY_GOTO(moe_parts_make(e, p), st, fail);
@@ -195,6 +196,10 @@ enum moe_status moe_engine_open_dry(int parts, int workers, struct moe_engine **
 	pthread_mutex_init(&e->idle_lock, NULL);
 	pthread_mutex_init(&e->memory_lock, NULL);
 	pthread_cond_init(&e->idle_changed, NULL);
+	pthread_mutex_lock(&singleton_lock);
+	if (singleton && singleton->isa)
+		e->isa = moe_strdup(singleton->isa);
+	pthread_mutex_unlock(&singleton_lock);
 	e->dry = true;
 	e->pid = getpid();
 	e->n_parts = parts;

@@ -122,6 +122,12 @@ enum moe_status moe_host_describe(struct moe_host *out);
 int moe_engine_parallel(struct moe_engine *e, void (*run)(void *arg, int part),
 			void (*meanwhile)(void *arg), void *arg);
 
+/*
+ * Not defined here but in codelets/kernels.c: what must be asked of the operating system while the
+ * process has no workers yet. Called by moe_engine_open, its error is that of open.
+ */
+enum moe_status moe_engine_prepare(const char *isa);
+
 /* ---- memory with a home ---- */
 
 /*

@@ -7,6 +7,8 @@
 #define DEFAULT_RING 2
 #define MAX_RING 1024
 #define WORTH_MEMORY 0.98
+/* What a second copy of all weights must gain; a smaller one in proportion. */
+#define PRICE_OF_WEIGHTS 0.10
 /* Idle share of a pipelined backward that late work can fill (notes/layer.md 1: 2-3 %). */
 #define IDLE_SHARE 0.02
 
@@ -66,12 +68,21 @@ static void predict(const struct moe_backward_params *p, const struct moe_load *
 	resident->bytes = (int64_t)(bytes * layers);
 	shared->bytes = (int64_t)(bytes * MOE_MIN(c->ring, layers));
 	/* a ring that holds every layer is filled once for good: frozen weights stay as they are */
-	if (c->ring < layers)
-		shared->repack_us = moe_cost_pack_us(m, bytes) / m->workers;
+	if (c->ring < layers || p->refilled)
+		shared->repack_us =
+			moe_cost_pack_us(m, bytes * moe_load_active(l) / l->E) / m->workers;
 	/* with one buffer the next repack waits for its last reader: nothing is hidden */
 	if (c->ring > 1)
 		shared->hidden_us = MOE_MIN(shared->repack_us, IDLE_SHARE * shared->us);
 	shared->us += shared->repack_us - shared->hidden_us;
+}
+
+/* Predicted time with what its memory should gain. */
+static double priced(const struct moe_backward_choice *c, int mode)
+{
+	double all = (double)c->cost[MOE_BACKWARD_RESIDENT].bytes;
+
+	return c->cost[mode].us * (1 + PRICE_OF_WEIGHTS * (double)c->cost[mode].bytes / all);
 }
 
 void moe_backward_choose(const struct moe_backward_params *p, const struct moe_machine *m,
@@ -85,15 +96,60 @@ void moe_backward_choose(const struct moe_backward_params *p, const struct moe_m
 		l.weight_bytes = 2;
 	memset(out, 0, sizeof *out);
 	out->ring = p->ring > 0 ? p->ring : DEFAULT_RING;
+	if (p->refilled) /* more buffers than layers are of no use */
+		out->ring = MOE_MIN(out->ring, MOE_MAX(p->layers, 1));
 	out->memory = p->memory;
 	predict(p, &l, &own, out);
 	for (int i = 0; i < MOE_BACKWARD_MODES; i++) {
-		struct moe_backward_cost *c = &out->cost[i];
+		struct moe_backward_cost *c = &out->cost[i], *best = &out->cost[out->mode];
+		double worth = c->bytes > best->bytes ? WORTH_MEMORY : 1;
 
 		c->fits = p->memory < 0 || c->bytes <= p->memory;
-		if (c->fits && c->us < WORTH_MEMORY * out->cost[out->mode].us)
+		if (c->fits && priced(out, i) < worth * priced(out, (int)out->mode))
 			out->mode = (enum moe_backward_mode)i;
 	}
+}
+
+static enum moe_status check_choice(const struct moe_backward_choice *c, const char *text)
+{
+	const struct moe_backward_cost *cost = &c->cost[c->mode];
+
+	if (c->mode != MOE_BACKWARD_DIRECT && c->only_direct)
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"backward weights \"%s\": the %s kernels have no transposed copies, only direct is "
+				"possible", text, moe_kernels()->name);
+	if (!cost->fits)
+		return moe_fail(MOE_ERR_NOFIT,
+				"backward weights \"%s\" take %.2f GiB more, %.2f are left; direct takes none",
+				text, (double)cost->bytes / 0x1p30, (double)c->memory / 0x1p30);
+	return MOE_OK;
+}
+
+enum moe_status moe_backward_select(const char *text, const struct moe_backward_params *p,
+				    const struct moe_machine *m, struct moe_backward_choice *out)
+{
+	bool automatic = !text || !strcmp(text, "auto"), only_direct = !moe_kernels()->weight_transpose;
+	struct moe_backward_params params = *p;
+	enum moe_backward_mode mode = MOE_BACKWARD_DIRECT;
+
+	if (!automatic)
+		MOE_TRY(moe_backward_mode_parse(text, &mode, &params.ring));
+	moe_backward_choose(&params, m, out);
+	out->only_direct = only_direct;
+	if (!automatic)
+		out->mode = mode;
+	else if (only_direct)
+		out->mode = MOE_BACKWARD_DIRECT;
+	MOE_TRY(check_choice(out, text));
+	if (out->mode == MOE_BACKWARD_SHARED && out->ring >= p->layers && !p->refilled)
+		out->mode = MOE_BACKWARD_RESIDENT;
+	return MOE_OK;
+}
+
+char *moe_backward_text(const struct moe_backward_choice *c, char *buf, size_t size)
+{
+	snprintf(buf, size, c->mode == MOE_BACKWARD_SHARED ? "%s:%d" : "%s", names[c->mode], c->ring);
+	return buf;
 }
 
 char *moe_backward_explain(const struct moe_backward_choice *c, char *buf, size_t size)
@@ -112,7 +168,10 @@ char *moe_backward_explain(const struct moe_backward_choice *c, char *buf, size_
 		at += (size_t)snprintf(
 			buf + at, size - at, "%c %-10s %10.0f us %10.0f MiB more%s%s\n",
 			i == (int)c->mode ? '*' : ' ', name, cost->us, (double)cost->bytes / 0x1p20,
-			more, cost->fits ? "" : ", does not fit");
+			more,
+			i && c->only_direct ? ", not with these kernels"
+			: cost->fits	    ? ""
+					    : ", does not fit");
 	}
 	return buf;
 }

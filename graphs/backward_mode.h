@@ -19,6 +19,7 @@ struct moe_backward_params {
 	struct moe_load load;
 	int layers;	/* with experts that have a backward */
 	int ring;	/* N of shared; 0: 2 */
+	bool refilled;	/* a ring is filled for every backward, even one that holds all layers (a block) */
 	int64_t memory; /* bytes that the mode may take; < 0: any */
 };
 
@@ -33,6 +34,7 @@ struct moe_backward_choice {
 	enum moe_backward_mode mode;
 	int ring;
 	int64_t memory;
+	bool only_direct; /* the kernels have no other */
 	struct moe_backward_cost cost[MOE_BACKWARD_MODES];
 };
 
@@ -42,11 +44,20 @@ const char *moe_backward_mode_name(enum moe_backward_mode mode);
 enum moe_status moe_backward_mode_parse(const char *text, enum moe_backward_mode *mode, int *ring);
 
 /*
- * The cheapest that fits; a mode that takes more memory than another must be at least 2 % faster.
- * direct always fits.
+ * The cheapest that fits; a mode must be at least 2 % faster than one with less memory, and 10 % more where it
+ * doubles the weights (in proportion for parts of them). direct always fits.
  */
 void moe_backward_choose(const struct moe_backward_params *p, const struct moe_machine *m,
 			 struct moe_backward_choice *out);
+/*
+ * What to do where the user says text: NULL or "auto" is moe_backward_choose. Another one that fails or
+ * is impossible is an error that names it: MOE_ERR_CONFIG, MOE_ERR_NOFIT, MOE_ERR_UNSUPPORTED (the
+ * process's kernel table has no transposed copies). A ring with room for all layers is filled once: resident.
+ */
+enum moe_status moe_backward_select(const char *text, const struct moe_backward_params *p,
+				    const struct moe_machine *m, struct moe_backward_choice *out);
+/* "direct", "shared:2", "resident"; returns buf. */
+char *moe_backward_text(const struct moe_backward_choice *c, char *buf, size_t size);
 /* One line per mode, the chosen one marked with "*"; returns buf. */
 char *moe_backward_explain(const struct moe_backward_choice *c, char *buf, size_t size);
 

@@ -29,6 +29,7 @@ struct moe_decoder_tensors {
 	int lowest;			  /* lowest trained layer, n_layers: none */
 	struct moe_cut cut;		  /* of all MoE layers */
 	struct moe_layer_tensors *moe;	  /* [n_layers] */
+	struct moe_backward_ring ring;	  /* n 0: none. Created by the owner of the decoder */
 	struct moe_tensor **lora, **grad; /* [n_layers MOE_ATTN_LINEARS] */
 	/* gradient norm */
 	int n_norms;

@@ -9,7 +9,7 @@ struct moe_context moe_decoder_context(const struct moe_context *c, int layer, i
 	struct moe_context out = *c;
 
 	out.layer = layer;
-	out.priority = c->priority + 8 * depth;
+	out.priority = c->priority + MOE_PRIORITY_LAYER * depth;
 	return out;
 }
 
@@ -35,13 +35,22 @@ struct moe_ffn_state *moe_decoder_ffn_state(struct moe_decoder_slot *s, int laye
 	return s->decoder->layers[layer].experts ? &s->frozen_shared : &s->frozen_dense;
 }
 
+/* Number of a layer among those with experts. */
+static int experts_index(const struct moe_decoder *d, int layer)
+{
+	int n = 0;
+
+	for (int i = 0; i < layer; i++)
+		n += d->layers[i].experts != NULL;
+	return n;
+}
+
 struct moe_moe_pass moe_decoder_moe_pass(struct moe_decoder_pass *p, int layer)
 {
 	const struct moe_decoder_layer *l = &p->decoder->layers[layer];
 	struct moe_decoder_slot *s = p->slot;
 	bool frozen = layer < s->lowest;
-
-	return (struct moe_moe_pass){
+	struct moe_moe_pass pass = {
 		.layer = l->experts,
 		.state = frozen ? &s->frozen_moe : &s->moe[layer],
 		.ffn = l->ffn,
@@ -52,6 +61,9 @@ struct moe_moe_pass moe_decoder_moe_pass(struct moe_decoder_pass *p, int layer)
 		.ring = layer & 1,
 		.has_grads = l->experts->a_gu.grad != NULL,
 	};
+
+	moe_pass_set_copies(&pass, &p->tensors->ring, experts_index(p->decoder, layer));
+	return pass;
 }
 
 int moe_decoder_ranges(int heads, int max, double us_per_head)

@@ -71,7 +71,7 @@ void moe_decoder_tensors_destroy(struct moe_engine *e, struct moe_decoder_tensor
 {
 	int n = t->n_layers * MOE_ATTN_LINEARS;
 
-	(void)e;
+	moe_backward_ring_destroy(e, &t->ring);
 	moe_tensors_destroy(t->lora, n);
 	moe_tensors_destroy(t->grad, n);
 	for (int i = 0; t->moe && i < t->n_layers; i++)

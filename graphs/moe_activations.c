@@ -4,6 +4,7 @@
  * and v = h A_down^T. Everything else is scratch that a micro-batch's layers share.
  */
 #include "codelets/combine_bwd.h"
+#include "codelets/combine_part.h"
 #include "codelets/lora_grad.h"
 #include "codelets/route.h"
 #include "graphs/moe_state.h"
@@ -72,7 +73,8 @@ static void scratch_take(struct taker *t, const struct moe_experts *l, int T, bo
 		ps->h = take_panel(t, R, I, p);
 		ps->v_part = take_f32(t, R * chunks, r, p);
 		ps->y = take_f32(t, R, H, p);
-		ps->sum = take_f32(t, (size_t)T, l->H, p);
+		if (l->P > 1) /* one part: combine sums rows itself */
+			ps->sum = take_f32(t, (size_t)T, l->H, p);
 		if (!backward)
 			continue;
 		ps->z = take_f32(t, R, r, p);
@@ -82,6 +84,8 @@ static void scratch_take(struct taker *t, const struct moe_experts *l, int T, bo
 		for (int i = 0; i < 2; i++)
 			s->ring[i][p].w_part = take_f32(t, R * chunks, 2 * r, p);
 	}
+	if (backward && l->router)
+		s->grad_logits = take_f32(t, (size_t)T, l->E, -1);
 }
 
 enum moe_status moe_experts_scratch_alloc(struct moe_engine *e, const struct moe_experts *l, int T,
@@ -114,6 +118,7 @@ void moe_experts_scratch_free(struct moe_engine *e, struct moe_experts_scratch *
 		for (int i = 0; i < 2; i++)
 			moe_memory_free(e, s->ring[i][p].w_part);
 	}
+	moe_memory_free(e, s->grad_logits);
 	memset(s, 0, sizeof *s);
 }
 
@@ -131,7 +136,6 @@ static void plan_take(struct taker *t, const struct moe_experts *l, int T, struc
 	plan->position = take(t, R, sizeof *plan->position, -1);
 	plan->row_weight = take(t, R, sizeof *plan->row_weight, -1);
 	plan->grad_weights = take(t, R, sizeof *plan->grad_weights, -1);
-	plan->grad_logits = take(t, logits, sizeof *plan->grad_logits, -1);
 }
 
 static void state_take(struct taker *t, const struct moe_experts *l, int T,
@@ -179,7 +183,6 @@ void moe_experts_state_free(struct moe_engine *e, struct moe_experts_state *st, 
 	moe_memory_free(e, plan->position);
 	moe_memory_free(e, plan->row_weight);
 	moe_memory_free(e, plan->grad_weights);
-	moe_memory_free(e, plan->grad_logits);
 	moe_memory_free(e, st->x16);
 	for (int p = 0; p < P; p++) {
 		moe_memory_free(e, st->part[p].u);
@@ -194,6 +197,7 @@ void moe_experts_state_bind(struct moe_experts_state *st, const struct moe_exper
 			    const struct moe_experts_scratch *s, int ring, int T)
 {
 	st->plan.T = T;
+	st->plan.grad_logits = s->grad_logits;
 	st->part_rows = rows_of(l, T);
 	for (int p = 0; p < l->P; p++) {
 		struct moe_experts_part_state *ps = &st->part[p];
@@ -236,7 +240,7 @@ size_t moe_experts_worker_scratch(const struct moe_experts *l, int T)
 	size_t n = moe_lora_grad_scratch(l, m);
 
 	n = MOE_MAX(n, moe_combine_bwd_scratch(l));
-	n = MOE_MAX(n, (size_t)l->k * (sizeof(float *) + sizeof(float))); /* combine_part */
+	n = MOE_MAX(n, moe_combine_scratch(l));
 	return l->router ? MOE_MAX(n, moe_route_scratch(l)) : n;
 }
 

@@ -76,15 +76,21 @@ static enum moe_status submit_experts(const struct moe_context *c, struct moe_mo
 	return moe_join_submit(c, &s->y, s->rows, l->P * l->G * nh, s->scratch);
 }
 
-/* Sum over slots of the rows, per part and column block. */
+/*
+ * Sum over slots of the rows, per part and column block; *out is what combine reads then. One part:
+ * combine sums the rows of its tokens itself.
+ */
 static enum moe_status submit_combine_parts(const struct moe_context *c, struct moe_moe_pass *p,
 					    struct moe_tensor *rows, bool weighted,
-					    struct moe_join *join)
+					    struct moe_join *join, struct moe_tensor **out)
 {
 	const struct moe_experts *l = p->layer;
 	struct moe_slot_tensors *s = p->st;
 	int n = s->cut.combine_blocks;
 
+	*out = l->P > 1 ? join->out : rows;
+	if (l->P == 1)
+		return MOE_OK;
 	for (int i = 0; i < l->P * n; i++) {
 		struct moe_token_args a = {
 			.layer = l, .state = p->state, .part = i / n, .weighted = weighted
@@ -115,6 +121,7 @@ enum moe_status moe_graph_moe_forward(const struct moe_context *c, struct moe_mo
 				      struct moe_stream *out)
 {
 	struct moe_slot_tensors *s = p->st;
+	struct moe_tensor *sums;
 
 	/* written only where it changes: tasks of the last pass may still read it */
 	if (p->state->x != x->data)
@@ -127,16 +134,46 @@ enum moe_status moe_graph_moe_forward(const struct moe_context *c, struct moe_mo
 	MOE_TRY(submit_route(c, p, x));
 	MOE_TRY(submit_shared(c, p, x));
 	MOE_TRY(submit_experts(c, p));
-	MOE_TRY(submit_combine_parts(c, p, s->y.out, true, &s->parts));
+	MOE_TRY(submit_combine_parts(c, p, s->y.out, true, &s->parts, &sums));
 	for (int b = 0; b < x->n_blocks; b++) {
 		struct moe_token_args a = token_args(p, b, x->T);
 
+		a.weighted = true;
 		a.residual = residual ? residual->data : NULL;
 		a.shared = p->ffn ? s->shared.data : NULL;
 		a.out = out->data;
-		MOE_TRY(moe_task_combine(c, &a, b, s->parts.out, p->ffn ? s->shared.block[b] : NULL,
+		MOE_TRY(moe_task_combine(c, &a, b, sums, p->layer->P == 1 ? p->plan : NULL,
+					 p->ffn ? s->shared.block[b] : NULL,
 					 residual ? residual->block[b] : NULL, s->scratch,
 					 out->users, out->block[b]));
+	}
+	return MOE_OK;
+}
+
+void moe_pass_set_copies(struct moe_moe_pass *p, const struct moe_backward_ring *ring, int index)
+{
+	p->copy = p->layer->transposed;
+	p->copies = NULL;
+	if (!ring->n)
+		return;
+	p->copy = &ring->copy[index % ring->n];
+	p->copies = ring->tensor + index % ring->n * ring->groups;
+	p->copy_layers = ring->n;
+}
+
+/* The ring's entry: it waits only for its last readers, n layers before. */
+static enum moe_status submit_repack(const struct moe_context *c, struct moe_moe_pass *p)
+{
+	const struct moe_experts *l = p->layer;
+
+	for (int i = 0; p->copies && i < l->P * l->G; i++) {
+		struct moe_expert_args a = { .layer = l,
+					     .state = p->state,
+					     .part = i / l->G,
+					     .group = i % l->G,
+					     .copy = p->copy };
+
+		MOE_TRY(moe_task_repack_bwd(c, &a, p->copy_layers, p->plan, p->copies[i]));
 	}
 	return MOE_OK;
 }
@@ -156,8 +193,10 @@ static enum moe_status submit_experts_bwd(const struct moe_context *c, struct mo
 					     .part = i / l->G,
 					     .group = i % l->G,
 					     .head = ni == 1,
-					     .first = first };
+					     .first = first,
+					     .copy = p->copy };
 		struct moe_tensor *lora_h = p->lt->lora_h[a.group], *in = grad_out;
+		struct moe_tensor *copy = p->copies ? p->copies[i] : NULL;
 		struct moe_tensor **db = s->down_bwd[p->ring] + i * ni;
 
 		if (!a.head) {
@@ -166,13 +205,14 @@ static enum moe_status submit_experts_bwd(const struct moe_context *c, struct mo
 		}
 		for (int j = 0; j < ni; j++) {
 			slice_range(moe_chunks(l->part[a.part].I), ni, j, &a.c0, &a.c1);
-			MOE_TRY(moe_task_down_bwd(c, &a, j, in, p->plan, p->lt->lora_i[i], lora_h,
+			MOE_TRY(moe_task_down_bwd(c, &a, j, in, p->plan, copy, p->lt->lora_i[i],
+						  lora_h,
 						  p->has_grads ? p->lt->grad_i[i * ni + j] : NULL,
 						  db[j]));
 		}
 		for (int j = 0; j < nh; j++) {
 			slice_range(moe_chunks(l->H), nh, j, &a.c0, &a.c1);
-			MOE_TRY(moe_task_gate_up_bwd(c, &a, j, db, ni, lora_h,
+			MOE_TRY(moe_task_gate_up_bwd(c, &a, j, db, ni, copy, lora_h,
 						     s->rows[i * nh + j]));
 		}
 	}
@@ -207,7 +247,8 @@ static enum moe_status submit_expert_grads(const struct moe_context *c, struct m
 					     .state = p->state,
 					     .part = i / l->G,
 					     .group = i % l->G,
-					     .first = first };
+					     .first = first,
+					     .copy = p->copy };
 		/* grad_out is read here too */
 		struct moe_tensor *in[MOE_MAX_TASK_HANDLES] = { s->grad_out[p->ring].out };
 
@@ -262,7 +303,8 @@ static enum moe_status submit_route_bwd(const struct moe_context *c, struct moe_
 	all.t1 = grad_out->T;
 	all.first = first;
 	MOE_TRY(moe_join_submit(c, &s->route_all, s->route_bwd, grad_out->n_blocks, NULL));
-	return moe_task_router_grad(c, &all, s->route_all.out, p->plan, p->lt->grad_router);
+	return moe_task_router_grad(c, &all, s->route_all.out, p->plan, s->scratch,
+				    p->lt->grad_router);
 }
 
 enum moe_status moe_graph_moe_backward(const struct moe_context *c, struct moe_moe_pass *p,
@@ -271,23 +313,25 @@ enum moe_status moe_graph_moe_backward(const struct moe_context *c, struct moe_m
 				       bool first, struct moe_stream *grad_x)
 {
 	struct moe_slot_tensors *s = p->st;
+	struct moe_tensor *sums;
 
 	if (p->state->grad_out != grad_out->data)
 		p->state->grad_out = grad_out->data;
 	MOE_TRY(moe_join_submit(c, &s->grad_out[p->ring], grad_out->block, grad_out->n_blocks,
 				s->scratch));
+	MOE_TRY(submit_repack(c, p));
 	MOE_TRY(submit_shared_bwd(c, p, grad_out, first));
 	MOE_TRY(submit_experts_bwd(c, p, first));
 	MOE_TRY(submit_route_bwd(c, p, grad_out, first));
-	MOE_TRY(submit_combine_parts(c, p, s->grad_rows.out, false, &s->grad_parts));
+	MOE_TRY(submit_combine_parts(c, p, s->grad_rows.out, false, &s->grad_parts, &sums));
 	for (int b = 0; b < grad_out->n_blocks; b++) {
 		struct moe_token_args a = token_args(p, b, grad_out->T);
 
 		a.shared = p->ffn ? s->shared.data : NULL;
 		a.norm = *norm;
 		a.out = grad_x->data;
-		MOE_TRY(moe_task_combine_bwd(c, &a, b, s->grad_parts.out, s->route_bwd[b],
-					     p->ffn ? s->shared.block[b] : NULL,
+		MOE_TRY(moe_task_combine_bwd(c, &a, b, sums, p->layer->P == 1 ? p->plan : NULL,
+					     s->route_bwd[b], p->ffn ? s->shared.block[b] : NULL,
 					     residual ? residual->block[b] : NULL, s->scratch,
 					     grad_x->users, grad_x->block[b]));
 	}

@@ -10,6 +10,7 @@
 #ifndef MOE_GRAPHS_MOE_GRAPH_H
 #define MOE_GRAPHS_MOE_GRAPH_H
 
+#include "graphs/backward_copies.h"
 #include "graphs/cut.h"
 #include "graphs/stream.h"
 
@@ -47,7 +48,13 @@ struct moe_moe_pass {
 	struct moe_tensor *plan; /* of (slot, layer) */
 	int ring;		 /* 0 or 1: which of the ring-of-two buffers */
 	bool has_grads;		 /* LoRA is trained here */
+	/* what the backward multiplies by; NULL: the weights themselves */
+	const struct moe_transposed *copy;
+	struct moe_tensor **copies; /* [P G] an entry of a ring, which is filled first; NULL: resident */
+	int copy_layers;	    /* entries of the ring */
 };
+/* The backward's copies: entry index mod n of the ring, or the layer's own; else none. */
+void moe_pass_set_copies(struct moe_moe_pass *p, const struct moe_backward_ring *ring, int index);
 
 enum moe_status moe_layer_tensors_create(struct moe_engine *e, const struct moe_experts *l,
 					 int slices_i, bool base_grads,

@@ -22,28 +22,36 @@ static void *take(struct moe_engine *e, size_t bytes, int part, const char *purp
 	return p;
 }
 
-static size_t packed_bytes(enum moe_lora_side side, int stack, int64_t rows, int64_t cols)
+/* Packed and packed transposed, of a piece. */
+static void count_packed(struct moe_param *p, bool transposed)
 {
 	const struct moe_kernels *k = moe_kernels();
-	size_t one = k->lora_bytes && rows && cols ? k->lora_bytes(side, rows, cols) : 0;
+	enum moe_lora_side other = p->side == MOE_LORA_A ? MOE_LORA_B : MOE_LORA_A;
+	size_t stack = (size_t)p->stack;
 
-	return (size_t)stack * ((one + 63) & ~(size_t)63);
+	if (!k->lora_bytes || !p->rows || !p->cols)
+		return;
+	p->packed_piece = stack * ((k->lora_bytes(p->side, p->rows, p->cols) + 63) & ~(size_t)63);
+	if (transposed)
+		p->packed_t_piece = stack * ((k->lora_bytes(other, p->cols, p->rows) + 63) & ~(size_t)63);
 }
 
 /* Pieces of `stack` matrices [rows, cols]; scale is what lora_pack multiplies by. */
-static void param_alloc(struct moe_engine *e, struct moe_param *p, const struct moe_param *shape, int E,
-			int part, bool trainable, enum moe_status *st)
+static void param_alloc(struct moe_engine *e, struct moe_param *p, const struct moe_param *shape,
+			const struct moe_experts_shape *s, int part, enum moe_status *st)
 {
-	size_t bytes;
+	size_t bytes, E = (size_t)s->E;
 
 	*p = *shape;
 	p->piece = p->stack * p->rows * p->cols;
-	p->packed_piece = packed_bytes(p->side, p->stack, p->rows, p->cols);
-	bytes = (size_t)E * (size_t)p->piece * sizeof(float);
+	count_packed(p, s->backward != MOE_BACKWARD_DIRECT);
+	bytes = E * (size_t)p->piece * sizeof(float);
 	p->value = take(e, bytes, part, "lora", st);
 	if (p->packed_piece)
-		p->packed = take(e, (size_t)E * p->packed_piece, part, "lora", st);
-	if (!trainable)
+		p->packed = take(e, E * p->packed_piece, part, "lora", st);
+	if (p->packed_t_piece)
+		p->packed_t = take(e, E * p->packed_t_piece, part, "lora", st);
+	if (!s->trainable)
 		return;
 	p->grad = take(e, bytes, part, "gradients", st);
 	p->m = take(e, bytes, part, "moments", st);
@@ -54,6 +62,7 @@ static void param_free(struct moe_engine *e, struct moe_param *p)
 {
 	moe_memory_free(e, p->value);
 	moe_memory_free(e, p->packed);
+	moe_memory_free(e, p->packed_t);
 	moe_memory_free(e, p->grad);
 	moe_memory_free(e, p->m);
 	moe_memory_free(e, p->v);
@@ -111,15 +120,25 @@ static void part_alloc(struct moe_engine *e, struct moe_experts *l,
 	weights_alloc(e, l, p, dtype, st);
 	b = shape_b(part->I, l->r, l->scale);
 	a = shape_a(1, l->r, part->I);
-	param_alloc(e, &part->gate_b, &b, l->E, p, s->trainable, st);
-	param_alloc(e, &part->up_b, &b, l->E, p, s->trainable, st);
-	param_alloc(e, &part->down_a, &a, l->E, p, s->trainable, st);
+	param_alloc(e, &part->gate_b, &b, s, p, st);
+	param_alloc(e, &part->up_b, &b, s, p, st);
+	param_alloc(e, &part->down_a, &a, s, p, st);
 	if (!s->base_grads)
 		return;
 	base = (size_t)l->E * (size_t)part->I * (size_t)l->H * sizeof(float);
 	part->grad_gate = take(e, base, p, "gradients", st);
 	part->grad_up = take(e, base, p, "gradients", st);
 	part->grad_down = take(e, base, p, "gradients", st);
+}
+
+static void copies_alloc(struct moe_engine *e, struct moe_experts *l, enum moe_dtype dtype,
+			 enum moe_status *st)
+{
+	if (*st != MOE_OK)
+		return;
+	l->transposed = moe_calloc(1, sizeof *l->transposed);
+	*st = l->transposed ? moe_transposed_alloc(e, l, dtype, l->transposed)
+			    : moe_fail(MOE_ERR_NOMEM, "no memory for a layer");
 }
 
 enum moe_status moe_experts_alloc(struct moe_engine *e, const struct moe_experts_shape *s,
@@ -145,10 +164,12 @@ enum moe_status moe_experts_alloc(struct moe_engine *e, const struct moe_experts
 		l->group_first[g] = MOE_MIN(g * size, s->E);
 	for (int p = 0; p < l->P; p++)
 		part_alloc(e, l, s, p, weight_dtype, &st);
+	if (s->backward == MOE_BACKWARD_RESIDENT)
+		copies_alloc(e, l, weight_dtype, &st);
 	a = shape_a(s->share_a ? 1 : 2, l->r, l->H);
 	b = shape_b(l->H, l->r, l->scale);
-	param_alloc(e, &l->a_gu, &a, l->E, 0, s->trainable, &st);
-	param_alloc(e, &l->down_b, &b, l->E, 0, s->trainable, &st);
+	param_alloc(e, &l->a_gu, &a, s, 0, &st);
+	param_alloc(e, &l->down_b, &b, s, 0, &st);
 	if (s->base_grads && l->router)
 		l->grad_router =
 			take(e, (size_t)l->E * (size_t)l->H * sizeof(float), -1, "gradients", &st);
@@ -176,6 +197,9 @@ void moe_experts_free(struct moe_engine *e, struct moe_experts *l)
 		moe_memory_free(e, part->grad_up);
 		moe_memory_free(e, part->grad_down);
 	}
+	if (l->transposed)
+		moe_transposed_free(e, l->transposed);
+	moe_free(l->transposed);
 	param_free(e, &l->a_gu);
 	param_free(e, &l->down_b);
 	moe_memory_free(e, l->grad_router);
@@ -185,31 +209,37 @@ void moe_experts_free(struct moe_engine *e, struct moe_experts *l)
 	memset(l, 0, sizeof *l);
 }
 
+static size_t packed_bytes(struct moe_param shape, const struct moe_experts_shape *s)
+{
+	count_packed(&shape, s->backward != MOE_BACKWARD_DIRECT);
+	return shape.packed_piece + shape.packed_t_piece;
+}
+
 struct moe_experts_bytes moe_experts_bytes(const struct moe_experts_shape *s, enum moe_dtype dtype,
 					   int P, int part)
 {
-	int64_t I = part_begin(s->I, P, part + 1) - part_begin(s->I, P, part);
+	int64_t I = part_begin(s->I, P, part + 1) - part_begin(s->I, P, part), r = s->r;
+	struct moe_experts l = { .E = s->E, .H = s->H, .part[0].I = I };
 	int stack = s->share_a ? 1 : 2;
-	size_t lora = (size_t)s->E * (size_t)s->r * (size_t)(3 * I) * sizeof(float);
-	size_t packed = (size_t)s->E * (2 * packed_bytes(MOE_LORA_B, 1, I, s->r) +
-					packed_bytes(MOE_LORA_A, 1, s->r, I));
+	size_t E = (size_t)s->E, lora = E * (size_t)(r * 3 * I) * sizeof(float);
+	size_t packed = E * (2 * packed_bytes(shape_b(I, r, 1), s) + packed_bytes(shape_a(1, r, I), s));
 	struct moe_experts_bytes b = { 0 };
 
 	if (part == 0) {
-		lora += (size_t)s->E * (size_t)s->r * (size_t)s->H * (size_t)(stack + 1) *
-			sizeof(float);
-		packed += (size_t)s->E * (packed_bytes(MOE_LORA_A, stack, s->r, s->H) +
-					  packed_bytes(MOE_LORA_B, 1, s->H, s->r));
+		lora += E * (size_t)(r * s->H * (stack + 1)) * sizeof(float);
+		packed += E * (packed_bytes(shape_a(stack, r, s->H), s) +
+			       packed_bytes(shape_b(s->H, r, 1), s));
 	}
-	b.weights =
-		(size_t)s->E * (2 * matrix_bytes(dtype, I, s->H) + matrix_bytes(dtype, s->H, I));
+	b.weights = E * (2 * matrix_bytes(dtype, I, s->H) + matrix_bytes(dtype, s->H, I));
+	if (s->backward == MOE_BACKWARD_RESIDENT)
+		b.weights += moe_transposed_bytes(&l, dtype, 0);
 	b.lora = lora + packed;
 	if (s->trainable) {
 		b.gradients = lora;
 		b.moments = 2 * lora;
 	}
 	if (s->base_grads)
-		b.gradients += (size_t)s->E * (size_t)(3 * I * s->H) * sizeof(float);
+		b.gradients += E * (size_t)(3 * I * s->H) * sizeof(float);
 	return b;
 }
 
@@ -229,14 +259,21 @@ struct moe_pack_source moe_experts_source(struct moe_experts *l, enum moe_expert
 					 l->H };
 }
 
+void moe_experts_pack_part(struct moe_experts *l, enum moe_expert_matrix which, int expert, int part,
+			   const void *src, enum moe_dtype dtype)
+{
+	struct moe_pack_source s = moe_experts_source(l, which, expert, part, src, dtype);
+
+	moe_kernels()->weight_pack(s.w, s.src, dtype, s.n, s.k, s.ld, MOE_USE_GEMM);
+	if (src && l->transposed)
+		moe_expert_transpose(l, l->transposed, part, expert, which);
+}
+
 void moe_experts_pack(struct moe_experts *l, enum moe_expert_matrix which, int expert,
 		      const void *src, enum moe_dtype dtype)
 {
-	for (int i = 0; i < l->P; i++) {
-		struct moe_pack_source s = moe_experts_source(l, which, expert, i, src, dtype);
-
-		moe_kernels()->weight_pack(s.w, s.src, dtype, s.n, s.k, s.ld, MOE_USE_GEMM);
-	}
+	for (int i = 0; i < l->P; i++)
+		moe_experts_pack_part(l, which, expert, i, src, dtype);
 }
 
 int64_t moe_lora_elements(const struct moe_experts *l, enum moe_lora_array a)

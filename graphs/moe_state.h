@@ -8,6 +8,8 @@
 
 #include "codelets/moe.h"
 #include "engine/engine.h"
+#include "graphs/backward_copies.h"
+#include "graphs/backward_mode.h"
 
 struct moe_experts_shape {
 	int E, k, H, I, r, group_size; /* group_size: experts per group */
@@ -15,6 +17,7 @@ struct moe_experts_shape {
 	bool share_a;		       /* gate and up share A */
 	bool trainable;		       /* gradients and moments for LoRA */
 	bool base_grads;	       /* gradients of base and router weights */
+	enum moe_backward_mode backward; /* not direct: LoRA is packed transposed too; resident: and weights */
 };
 
 /* Fills in *l (zeroed by the caller except router fields); weights unpacked, LoRA zero. */
@@ -28,7 +31,6 @@ struct moe_experts_bytes {
 struct moe_experts_bytes moe_experts_bytes(const struct moe_experts_shape *s, enum moe_dtype dtype,
 					   int P, int part);
 
-enum moe_expert_matrix { MOE_GATE, MOE_UP, MOE_DOWN };
 /* What one part packs of one expert's matrix: [n, k] from src, rows ld apart, into w. */
 struct moe_pack_source {
 	struct moe_weight *w;
@@ -38,7 +40,10 @@ struct moe_pack_source {
 struct moe_pack_source moe_experts_source(struct moe_experts *l, enum moe_expert_matrix which,
 					  int expert, int part, const void *src,
 					  enum moe_dtype dtype);
-/* Packs one expert's matrix into all parts. src [I, H] (gate, up) or [H, I] (down), contiguous, any
+/* Packs that, and its resident copies. */
+void moe_experts_pack_part(struct moe_experts *l, enum moe_expert_matrix which, int expert, int part,
+			   const void *src, enum moe_dtype dtype);
+/* Packs one expert's matrix into all parts, and its resident copies. src [I, H] (gate, up) or [H, I] (down), contiguous, any
  * alignment, or NULL: the description only. Thread-safe for different experts. */
 void moe_experts_pack(struct moe_experts *l, enum moe_expert_matrix which, int expert,
 		      const void *src, enum moe_dtype dtype);
@@ -70,6 +75,7 @@ void moe_experts_get_base_grad(const struct moe_experts *l, enum moe_expert_matr
  */
 struct moe_experts_scratch {
 	struct moe_experts_part_state part[MOE_MAX_LAYER_PARTS], ring[2][MOE_MAX_LAYER_PARTS];
+	float *grad_logits; /* [T, E] */
 };
 enum moe_status moe_experts_scratch_alloc(struct moe_engine *e, const struct moe_experts *l, int T,
 					  bool backward, struct moe_experts_scratch *s);

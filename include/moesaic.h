@@ -211,6 +211,21 @@ struct moe_block_params {
 	int group_size;		/* experts per task; 0: from expected_tokens. Changes no result */
 	int slices_i, slices_h; /* tasks per group over intermediate, hidden; 0: automatic. Changes
 				   no result */
+	/*
+	 * What the backward of the experts multiplies by: "direct" (the weights), "resident" (a transposed
+	 * copy), "shared:N" (a copy made anew for each backward, as in a model whose layers share N of them; a
+	 * block has one, whatever N). NULL, "auto": the cheapest by the machine's rates. Results differ
+	 * by rounding. The kernels "ref" know "direct" only.
+	 */
+	const char *backward_weights;
+};
+
+struct moe_block_info {
+	size_t struct_size;
+	/* texts live as long as the block */
+	const char *backward_weights; /* "direct", "shared:1" or "resident" */
+	const char *backward_costs;   /* a line per choice, "*" at the one in use: predicted time, memory */
+	int groups, slices_i, slices_h;
 };
 
 enum moe_block_array {
@@ -247,6 +262,7 @@ MOE_API enum moe_status moe_block_create(struct moe_engine *engine,
 					 const struct moe_block_params *params,
 					 struct moe_block **out);
 MOE_API void moe_block_destroy(struct moe_block *block);
+MOE_API enum moe_status moe_block_get_info(struct moe_block *block, struct moe_block_info *info);
 /* Copies in; shape must match exactly; floats of any dtype up to weight_dtype's size (LoRA: any).
  */
 MOE_API enum moe_status moe_block_set(struct moe_block *block, enum moe_block_array which,
@@ -314,6 +330,9 @@ struct moe_model_params {
 	uint64_t seed;		  /* of the initial A: uniform in +-1/sqrt(in) as in PEFT; B is 0 */
 	double aux_coef;      /* of the load-balancing loss of every MoE layer and micro-batch */
 	int64_t memory_limit; /* bytes; 0: what the machine has available */
+	/* as in struct moe_block_params, but the layers share the N copies; where nothing is trained there is no
+	 * backward, and no copy */
+	const char *backward_weights;
 	int skip_value_check; /* do not look for NaN and Inf in the weights */
 	moe_progress_fn progress;
 	void *user;
@@ -338,6 +357,7 @@ struct moe_model_info {
 		activation_bytes; /* allocated; lora: with gradients and moments */
 	int64_t handles;	  /* of the runtime, in use by the engine */
 	double load_seconds;
+	const char *backward_weights; /* "direct", "shared:N", "resident"; lives as long as the model */
 };
 
 MOE_API enum moe_status moe_model_open(struct moe_engine *engine,
@@ -491,6 +511,7 @@ struct moe_estimate {
 	double step_s;		 /* floating-point work at the given rate; no memory bound */
 	double submission_share; /* of step_s */
 	double tokens_per_s;
+	char backward_weights[32]; /* chosen, or as asked for; their copies count as weights */
 };
 MOE_API enum moe_status moe_estimate(const struct moe_estimate_params *params,
 				     struct moe_estimate *out);

@@ -16,6 +16,7 @@
 #include "codelets/join.h"
 #include "codelets/lora_grad.h"
 #include "codelets/plan.h"
+#include "codelets/repack_bwd.h"
 #include "codelets/route.h"
 #include "codelets/route_bwd.h"
 #include "codelets/router_grad.h"
@@ -173,14 +174,16 @@ enum moe_status moe_task_combine_part(const struct moe_context *c, const struct 
 }
 
 enum moe_status moe_task_combine(const struct moe_context *c, const struct moe_token_args *a,
-				 int block, struct moe_tensor *parts, struct moe_tensor *shared,
-				 struct moe_tensor *residual, struct moe_tensor *scratch,
-				 struct moe_tensor *after, struct moe_tensor *out)
+				 int block, struct moe_tensor *parts, struct moe_tensor *plan,
+				 struct moe_tensor *shared, struct moe_tensor *residual,
+				 struct moe_tensor *scratch, struct moe_tensor *after,
+				 struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_tokens("combine", a));
 	moe_access_add(&l, parts, MOE_R);
+	moe_access_add(&l, plan, MOE_R);
 	moe_access_add(&l, shared, MOE_R);
 	moe_access_add(&l, residual, MOE_R);
 	moe_access_add(&l, scratch, MOE_R);
@@ -219,6 +222,22 @@ enum moe_status moe_task_ffn_down(const struct moe_context *c, const struct moe_
 			       c->priority + 1);
 }
 
+enum moe_status moe_task_repack_bwd(const struct moe_context *c, const struct moe_expert_args *a,
+				    int layers, struct moe_tensor *plan, struct moe_tensor *copy)
+{
+	struct moe_access_list l = { .n = 0 };
+
+	MOE_TRY(check_group("repack_bwd", a));
+	if (!a->copy || !moe_kernels()->weight_transpose)
+		return moe_fail(MOE_ERR_ARG, "repack_bwd: no memory for the copies, or no kernel");
+	moe_access_add(&l, plan, MOE_R);
+	moe_access_add(&l, copy, MOE_W);
+	/* just below the layers whose backward can run meanwhile, above all that comes later */
+	return moe_task_submit(c, MOE_KIND_repack_bwd, &moe_cl_repack_bwd, a, sizeof *a, &l,
+			       (struct moe_where){ a->group, -1, a->part },
+			       c->priority - MOE_PRIORITY_LAYER * layers - 1);
+}
+
 enum moe_status moe_task_scatter(const struct moe_context *c, const struct moe_expert_args *a,
 				 struct moe_tensor *grad_out, struct moe_tensor *plan,
 				 struct moe_tensor *lora_h, struct moe_tensor *panel)
@@ -236,14 +255,16 @@ enum moe_status moe_task_scatter(const struct moe_context *c, const struct moe_e
 
 enum moe_status moe_task_down_bwd(const struct moe_context *c, const struct moe_expert_args *a,
 				  int slice, struct moe_tensor *in, struct moe_tensor *plan,
-				  struct moe_tensor *lora_i, struct moe_tensor *lora_h,
-				  struct moe_tensor *grad_i, struct moe_tensor *out)
+				  struct moe_tensor *copy, struct moe_tensor *lora_i,
+				  struct moe_tensor *lora_h, struct moe_tensor *grad_i,
+				  struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_group("down_bwd", a));
 	moe_access_add(&l, in, MOE_R);
 	moe_access_add(&l, plan, MOE_R);
+	moe_access_add(&l, copy, MOE_R);
 	moe_access_add(&l, lora_i, MOE_R);
 	moe_access_add(&l, lora_h, MOE_R);
 	moe_access_add(&l, grad_i, a->first ? MOE_W : MOE_RW);
@@ -254,12 +275,14 @@ enum moe_status moe_task_down_bwd(const struct moe_context *c, const struct moe_
 
 enum moe_status moe_task_gate_up_bwd(const struct moe_context *c, const struct moe_expert_args *a,
 				     int slice, struct moe_tensor *const *in, int n,
-				     struct moe_tensor *lora_h, struct moe_tensor *out)
+				     struct moe_tensor *copy, struct moe_tensor *lora_h,
+				     struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_group("gate_up_bwd", a));
 	add_all(&l, in, n, MOE_R);
+	moe_access_add(&l, copy, MOE_R);
 	moe_access_add(&l, lora_h, MOE_R);
 	moe_access_add(&l, out, MOE_W);
 	return moe_task_submit(c, MOE_KIND_gate_up_bwd, &moe_cl_gate_up_bwd, a, sizeof *a, &l,
@@ -315,15 +338,16 @@ enum moe_status moe_task_route_bwd(const struct moe_context *c, const struct moe
 }
 
 enum moe_status moe_task_combine_bwd(const struct moe_context *c, const struct moe_token_args *a,
-				     int block, struct moe_tensor *parts, struct moe_tensor *route,
-				     struct moe_tensor *shared, struct moe_tensor *residual,
-				     struct moe_tensor *scratch, struct moe_tensor *after,
-				     struct moe_tensor *out)
+				     int block, struct moe_tensor *parts, struct moe_tensor *plan,
+				     struct moe_tensor *route, struct moe_tensor *shared,
+				     struct moe_tensor *residual, struct moe_tensor *scratch,
+				     struct moe_tensor *after, struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_tokens("combine_bwd", a));
 	moe_access_add(&l, parts, MOE_R);
+	moe_access_add(&l, plan, MOE_R);
 	moe_access_add(&l, route, MOE_R);
 	moe_access_add(&l, shared, MOE_R);
 	moe_access_add(&l, residual, MOE_R);
@@ -337,13 +361,14 @@ enum moe_status moe_task_combine_bwd(const struct moe_context *c, const struct m
 
 enum moe_status moe_task_router_grad(const struct moe_context *c, const struct moe_token_args *a,
 				     struct moe_tensor *route, struct moe_tensor *plan,
-				     struct moe_tensor *grad)
+				     struct moe_tensor *scratch, struct moe_tensor *grad)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_tokens("router_grad", a));
 	moe_access_add(&l, route, MOE_R);
 	moe_access_add(&l, plan, MOE_R);
+	moe_access_add(&l, scratch, MOE_R);
 	moe_access_add(&l, grad, a->first ? MOE_W : MOE_RW);
 	return moe_task_submit(c, MOE_KIND_router_grad, &moe_cl_router_grad, a, sizeof *a, &l,
 			       (struct moe_where){ -1, -1, -1 }, MOE_PRIORITY_FILL);
@@ -420,5 +445,26 @@ enum moe_status moe_task_update(const struct moe_context *c, const struct moe_up
 	add_all(&l, params, n_params, MOE_RW);
 	return moe_task_submit(c, MOE_KIND_update, &moe_cl_update, a, sizeof *a, &l,
 			       (struct moe_where){ group, -1, part },
+			       MOE_PRIORITY_UPDATE - c->layer);
+}
+
+enum moe_status moe_task_repack(const struct moe_context *c, const struct moe_repack_args *a,
+				struct moe_tensor *masters, struct moe_tensor *weights)
+{
+	struct moe_access_list l = { .n = 0 };
+	const struct moe_experts *e = a->layer;
+
+	if (!e || a->part < 0 || a->part >= e->P || a->group < 0 || a->group >= e->G || !a->gate ||
+	    !a->up || !a->down)
+		return moe_fail(MOE_ERR_ARG, "repack: part %d, group %d of %d, %d, or no masters",
+				a->part, a->group, e ? e->P : 0, e ? e->G : 0);
+	if (!moe_kernels()->tiles && e->part[a->part].gate->dtype != MOE_F32)
+		return moe_fail(MOE_ERR_ARG,
+				"repack: the %s kernels keep weights as %s; masters need F32",
+				moe_kernels()->name, moe_dtype_name(e->part[a->part].gate->dtype));
+	moe_access_add(&l, masters, MOE_R);
+	moe_access_add(&l, weights, MOE_W);
+	return moe_task_submit(c, MOE_KIND_repack, &moe_cl_repack, a, sizeof *a, &l,
+			       (struct moe_where){ a->group, -1, a->part },
 			       MOE_PRIORITY_UPDATE - c->layer);
 }

@@ -8,6 +8,7 @@
 
 #include "codelets/copy.h"
 #include "codelets/expert_args.h"
+#include "codelets/repack.h"
 #include "codelets/token_args.h"
 #include "codelets/update.h"
 #include "tasks/task.h"
@@ -41,8 +42,10 @@ enum moe_status moe_task_down(const struct moe_context *c, const struct moe_expe
 enum moe_status moe_task_combine_part(const struct moe_context *c, const struct moe_token_args *a,
 				      int block, struct moe_tensor *rows, struct moe_tensor *plan,
 				      struct moe_tensor *scratch, struct moe_tensor *out);
+/* plan: NULL where combine_part has read the rows */
 enum moe_status moe_task_combine(const struct moe_context *c, const struct moe_token_args *a, int block,
-				 struct moe_tensor *parts, struct moe_tensor *shared,
+				 struct moe_tensor *parts, struct moe_tensor *plan,
+				 struct moe_tensor *shared,
 				 struct moe_tensor *residual, struct moe_tensor *scratch,
 				 struct moe_tensor *after, struct moe_tensor *out);
 enum moe_status moe_task_ffn_up(const struct moe_context *c, const struct moe_token_args *a, int block,
@@ -52,17 +55,21 @@ enum moe_status moe_task_ffn_down(const struct moe_context *c, const struct moe_
 				  struct moe_tensor *after, struct moe_tensor *out);
 
 /* ---- backward ---- */
+/* Fills a->copy, which the backwards of `layers` layers in turn read. */
+enum moe_status moe_task_repack_bwd(const struct moe_context *c, const struct moe_expert_args *a, int layers,
+				    struct moe_tensor *plan, struct moe_tensor *copy);
 enum moe_status moe_task_scatter(const struct moe_context *c, const struct moe_expert_args *a,
 				 struct moe_tensor *grad_out, struct moe_tensor *plan,
 				 struct moe_tensor *lora_h, struct moe_tensor *panel);
-/* in: panel where scatter is a task of its own, else grad_out */
+/* in: panel where scatter is a task of its own, else grad_out; copy: of a ring, or NULL */
 enum moe_status moe_task_down_bwd(const struct moe_context *c, const struct moe_expert_args *a, int slice,
 				  struct moe_tensor *in, struct moe_tensor *plan,
-				  struct moe_tensor *lora_i, struct moe_tensor *lora_h,
+				  struct moe_tensor *copy, struct moe_tensor *lora_i, struct moe_tensor *lora_h,
 				  struct moe_tensor *grad_i, struct moe_tensor *out);
 enum moe_status moe_task_gate_up_bwd(const struct moe_context *c, const struct moe_expert_args *a,
 				     int slice, struct moe_tensor *const *in, int n,
-				     struct moe_tensor *lora_h, struct moe_tensor *out);
+				     struct moe_tensor *copy, struct moe_tensor *lora_h,
+				     struct moe_tensor *out);
 enum moe_status moe_task_lora_grad(const struct moe_context *c, const struct moe_expert_args *a,
 				   struct moe_tensor *const *in, int n, struct moe_tensor *plan,
 				   struct moe_tensor *x, struct moe_tensor *grad_out,
@@ -74,13 +81,13 @@ enum moe_status moe_task_route_bwd(const struct moe_context *c, const struct moe
 				   struct moe_tensor *rows, struct moe_tensor *plan,
 				   struct moe_tensor *scratch, struct moe_tensor *out);
 enum moe_status moe_task_combine_bwd(const struct moe_context *c, const struct moe_token_args *a,
-				     int block, struct moe_tensor *parts, struct moe_tensor *route,
-				     struct moe_tensor *shared, struct moe_tensor *residual,
+				     int block, struct moe_tensor *parts, struct moe_tensor *plan,
+				     struct moe_tensor *route, struct moe_tensor *shared, struct moe_tensor *residual,
 				     struct moe_tensor *scratch, struct moe_tensor *after,
 				     struct moe_tensor *out);
 enum moe_status moe_task_router_grad(const struct moe_context *c, const struct moe_token_args *a,
 				     struct moe_tensor *route, struct moe_tensor *plan,
-				     struct moe_tensor *grad);
+				     struct moe_tensor *scratch, struct moe_tensor *grad);
 enum moe_status moe_task_ffn_bwd(const struct moe_context *c, const struct moe_token_args *a, int block,
 				 struct moe_tensor *hidden, struct moe_tensor *grad_out,
 				 struct moe_tensor *scratch, struct moe_tensor *after,
@@ -98,5 +105,8 @@ enum moe_status moe_task_grad_total(const struct moe_context *c, const struct mo
 enum moe_status moe_task_update(const struct moe_context *c, const struct moe_update_args *a, int group,
 				int part, struct moe_tensor *const *grads, int n_grads,
 				struct moe_tensor *norm, struct moe_tensor *const *params, int n_params);
+/* Packs masters that an update has changed; weights: those of the (part, group), with resident copies. */
+enum moe_status moe_task_repack(const struct moe_context *c, const struct moe_repack_args *a,
+				struct moe_tensor *masters, struct moe_tensor *weights);
 
 #endif

@@ -23,6 +23,8 @@ struct moe_context {
 	int priority;		   /* of the main chain here: deeper is higher */
 };
 
+/* Between the main chains of neighbouring layers. */
+#define MOE_PRIORITY_LAYER 8
 /* Below every main-chain task: fills bubbles. */
 #define MOE_PRIORITY_FILL (-100000)
 /* An update that the next step waits for: above fill, by layer. */

@@ -81,11 +81,7 @@ static void round_operand(float *v, int64_t n, float scale)
 	}
 }
 
-/*
- * Packed tables hold weights, copies of LoRA (B with its scale) and x in bf16: with inputs that need no
- * rounding their error is what they add themselves.
- */
-static void round_inputs(struct block_data *d)
+void block_data_round(struct block_data *d)
 {
 	for (int i = 0; i < BLOCK_WEIGHTS; i++)
 		if (i != MOE_BLOCK_ROUTER && i != MOE_BLOCK_SHARED_ROUTER)
@@ -119,7 +115,7 @@ void block_data_make(struct block_data *d, const struct block_case *c)
 	d->grad_weights = calloc((size_t)(c->T * c->k) + 1, sizeof(float));
 	make_routing(d);
 	if (table_is_packed())
-		round_inputs(d);
+		block_data_round(d);
 }
 
 void block_data_free(struct block_data *d)
@@ -166,6 +162,7 @@ struct moe_block_params block_params_of(const struct block_case *c)
 		.base_gradients = c->base_grads,
 		.weight_dtype = MOE_F32,
 		.expected_tokens = c->T,
+		.backward_weights = c->backward,
 		.group_size = c->group_size,
 		.slices_i = c->slices_i,
 		.slices_h = c->slices_h,

@@ -11,6 +11,7 @@ struct block_case {
 	bool share_a, sigmoid, router, normalise, base_grads;
 	float aux;
 	int group_size, slices_i, slices_h;
+	const char *backward; /* weights of the backward; NULL: the block's choice */
 	int routing; /* caller's ids: 0 distinct, 1 all to one expert, 2 with -1 and duplicates, and
 			odd weights */
 	int seed;
@@ -28,6 +29,11 @@ struct block_data {
 };
 
 void block_data_make(struct block_data *d, const struct block_case *c);
+/*
+ * Inputs that packed tables don't round: weights, x, grad_out and LoRA (B with its scale) of bf16. Their errors are
+ * then what they add themselves. Done by block_data_make under packed tables.
+ */
+void block_data_round(struct block_data *d);
 void block_data_free(struct block_data *d);
 /* Shape of a weight; ndim, 0 if the block has none. */
 int block_shape(const struct block_case *c, enum moe_block_array which, int64_t *shape);

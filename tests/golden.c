@@ -304,6 +304,7 @@ static bool create_block(struct run *g, struct moe_engine *e, bool lora, bool gr
 		.group_size = g->o->group_size,
 		.slices_i = g->o->slices_i,
 		.slices_h = g->o->slices_h,
+		.backward_weights = g->o->backward,
 	};
 
 	g->lora = lora;

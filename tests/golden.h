@@ -12,6 +12,7 @@
 
 struct golden_options {
 	int group_size, slices_i, slices_h; /* 0: the block's choice */
+	const char *backward;		    /* weights of the backward; NULL: the block's choice */
 	bool print;			    /* a line per quantity */
 };
 

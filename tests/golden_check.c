@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * golden_check [--workers N] [--parts P] [--policy S] [--group-size N] [--slices-i N] [--slices-h
- * N] FILE... Runs block fixtures through the public block object; prints the error of every
+ * N] [--backward MODE] FILE... Runs block fixtures through the public block object; prints the error of every
  * quantity and the tasks submitted per kind. Exit code 0: all good.
  */
 #include "tests/golden.h"
@@ -32,7 +32,7 @@ static int usage(void)
 {
 	fprintf(stderr,
 		"usage: golden_check [--workers N] [--parts P] [--policy S] [--group-size N] "
-		"[--slices-i N] [--slices-h N] FILE...\n");
+		"[--slices-i N] [--slices-h N] [--backward MODE] FILE...\n");
 	return 2;
 }
 
@@ -72,6 +72,7 @@ int main(int argc, char **argv)
 		{ "group-size", required_argument, NULL, 'g' },
 		{ "slices-i", required_argument, NULL, 'i' },
 		{ "slices-h", required_argument, NULL, 'h' },
+		{ "backward", required_argument, NULL, 'b' },
 		{ NULL, 0, NULL, 0 },
 	};
 	struct moe_engine_params p = { .struct_size = sizeof p, .workers = 2, .parts = 1 };
@@ -99,6 +100,9 @@ int main(int argc, char **argv)
 			break;
 		case 'h':
 			o.slices_h = number(optarg);
+			break;
+		case 'b':
+			o.backward = optarg;
 			break;
 		default:
 			return usage();

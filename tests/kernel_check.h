@@ -9,6 +9,7 @@
 #include "tests/tables.h"
 
 #include <cblas.h>
+#undef I /* <complex.h> */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

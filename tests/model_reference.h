@@ -39,6 +39,19 @@ static inline float ref_uniform(uint64_t *state)
 	return (float)((double)(*state >> 11) * 0x1p-53 * 2 - 1);
 }
 
+/* Weights and LoRA are representable in bf16: packed tables round none of them. */
+static bool ref_bf16;
+
+static inline float ref_value(float v)
+{
+	uint16_t bits;
+
+	if (!ref_bf16)
+		return v;
+	moe_from_f32(&bits, MOE_BF16, &v, 1);
+	return moe_bf16_to_f32(bits);
+}
+
 static inline void ref_add(struct ref_model *m, enum moe_role role, int layer, int expert,
 			   uint64_t *seed)
 {
@@ -60,6 +73,7 @@ static inline void ref_add(struct ref_model *m, enum moe_role role, int layer, i
 			     : role == MOE_ROLE_ROUTER
 				     ? u
 				     : 2.0f * u / sqrtf((float)it.shape[it.ndim - 1]);
+		it.data[i] = ref_value(it.data[i]);
 	}
 	m->item = realloc(m->item, (m->n_items + 1) * sizeof *m->item);
 	m->item[m->n_items++] = it;
@@ -134,7 +148,7 @@ static inline void ref_take_lora(struct ref_model *m, struct moe_model *model, u
 				double *copy = calloc((size_t)ab[k]->piece + 1, sizeof *copy);
 
 				for (int64_t i = 0; i < ab[k]->piece; i++)
-					copy[i] = ab[k]->value[i] = 0.3f * ref_uniform(&seed);
+					copy[i] = ab[k]->value[i] = ref_value(0.3f * ref_uniform(&seed));
 				*(k ? &m->lora[l].b[j] : &m->lora[l].a[j]) = copy;
 			}
 		}
@@ -145,7 +159,8 @@ static inline void ref_take_lora(struct ref_model *m, struct moe_model *model, u
 			m->scale[4] = (double)d->experts->scale;
 			for (int e = 0; e < d->experts->E; e++) {
 				for (int64_t i = 0; i < n; i++)
-					copy[e * n + i] = piece[i] = 0.3f * ref_uniform(&seed);
+					copy[e * n + i] = piece[i] =
+						ref_value(0.3f * ref_uniform(&seed));
 				moe_experts_set(d->experts, (enum moe_lora_array)a, MOE_VALUE, e,
 						piece);
 			}

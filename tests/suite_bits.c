@@ -3,6 +3,7 @@
  * The same bits for every worker count, policy, slicing, grouping and run; the same numbers to
  * rounding for every number of parts.
  */
+#include "codelets/kernels/kernels.h"
 #include "tests/block_check.h"
 #include "tests/golden.h"
 #include "tests/tables.h"
@@ -235,6 +236,29 @@ static void large_block(void)
 	compare_settings(large_case());
 }
 
+/* By transposed copies, which not every table has. */
+static void large_block_copies(const char *mode)
+{
+	struct block_case c = large_case();
+	const struct moe_kernels *k;
+
+	if (!CHECK_OK(moe_kernels_choose(NULL, &k)) || !k->weight_transpose)
+		return;
+	c.T = 90;
+	c.backward = mode;
+	compare_settings(c);
+}
+
+static void large_block_resident(void)
+{
+	large_block_copies("resident");
+}
+
+static void large_block_shared(void)
+{
+	large_block_copies("shared:1");
+}
+
 /* Base gradients, a caller's ids, and I smaller than the number of parts. */
 static void small_block(void)
 {
@@ -267,6 +291,8 @@ static void test_small(void)
 const struct moe_test moe_suite_tests[] = {
 	{ "fixtures", test_fixtures },
 	{ "larger block", test_large },
+	{ "larger block, resident copies", large_block_resident },
+	{ "larger block, copies for each backward", large_block_shared },
 	{ "odd block", test_small },
 	{ NULL, NULL },
 };

@@ -208,6 +208,7 @@ static struct moe_backward_choice choose(const struct moe_machine *m, int T, int
 static void backward_modes(void)
 {
 	struct moe_machine m = with_backward(zen4(), 0.93), slow = with_backward(m, 0.3);
+	struct moe_machine slower = with_backward(m, 0.85);
 	int64_t layer = 3ll * 128 * 768 * 2048 * 2;
 	struct moe_backward_choice c = choose(&m, 512, 2, layer * 2);
 
@@ -216,7 +217,9 @@ static void backward_modes(void)
 	CHECK(c.cost[MOE_BACKWARD_SHARED].bytes == 2 * layer);
 	CHECK(c.cost[MOE_BACKWARD_RESIDENT].bytes == 48 * layer);
 	CHECK(!c.cost[MOE_BACKWARD_RESIDENT].fits && c.cost[MOE_BACKWARD_SHARED].fits);
-	CHECK(choose(&m, 512, 2, -1).mode == MOE_BACKWARD_RESIDENT);
+	/* twice the weights must gain more than that */
+	CHECK(choose(&m, 512, 2, -1).mode == MOE_BACKWARD_DIRECT);
+	CHECK(choose(&slower, 512, 2, -1).mode == MOE_BACKWARD_RESIDENT);
 	CHECK(choose(&m, 512, 2, 0).mode == MOE_BACKWARD_DIRECT);
 	/* a machine whose two-way backward is slow: the ring, or a copy where it fits */
 	CHECK(choose(&slow, 2048, 2, layer * 2).mode == MOE_BACKWARD_SHARED);
@@ -234,6 +237,51 @@ static void backward_modes(void)
 	CHECK(choose(&m, 512, 2, -1).cost[MOE_BACKWARD_SHARED].hidden_us > 0);
 	CHECK(choose(&m, 512, 48, -1).cost[MOE_BACKWARD_SHARED].repack_us == 0);
 	CHECK(choose(&m, 512, 0, -1).ring == 2);
+	/* few rows: only the experts that are reached are repacked */
+	CHECK(choose(&m, 8, 2, -1).cost[MOE_BACKWARD_SHARED].repack_us <
+	      0.5 * choose(&m, 512, 2, -1).cost[MOE_BACKWARD_SHARED].repack_us);
+}
+
+static struct moe_backward_params one_layer(bool refilled, int layers, int64_t memory)
+{
+	return (struct moe_backward_params){
+		.load = qwen3(512, 2), .layers = layers, .refilled = refilled, .memory = memory
+	};
+}
+
+/* What is asked for, by a table that has transposed copies and by one that has not. */
+static void selected(void)
+{
+	struct moe_machine m = with_backward(zen4(), 0.5);
+	struct moe_backward_params p = one_layer(false, 48, -1), few = one_layer(false, 3, -1);
+	struct moe_backward_params block = one_layer(true, 1, -1), none = one_layer(false, 48, 1 << 20);
+	struct moe_backward_choice c;
+	char text[32], lines[600];
+
+	CHECK_OK(moe_kernels_select("c"));
+	CHECK_OK(moe_backward_select(NULL, &p, &m, &c));
+	CHECK(c.mode == MOE_BACKWARD_RESIDENT);
+	CHECK_OK(moe_backward_select("auto", &none, &m, &c));
+	CHECK(c.mode == MOE_BACKWARD_DIRECT);
+	CHECK_OK(moe_backward_select("shared:3", &p, &m, &c));
+	CHECK(c.mode == MOE_BACKWARD_SHARED && c.ring == 3);
+	CHECK(!strcmp(moe_backward_text(&c, text, sizeof text), "shared:3"));
+	/* a ring of all layers is a resident copy, but not in a block, which has one for any number */
+	CHECK_OK(moe_backward_select("shared:3", &few, &m, &c));
+	CHECK(c.mode == MOE_BACKWARD_RESIDENT);
+	CHECK(!strcmp(moe_backward_text(&c, text, sizeof text), "resident"));
+	CHECK_OK(moe_backward_select("shared:3", &block, &m, &c));
+	CHECK(c.mode == MOE_BACKWARD_SHARED && c.ring == 1);
+	CHECK(c.cost[MOE_BACKWARD_SHARED].repack_us > 0);
+	CHECK_ERROR(moe_backward_select("resident", &none, &m, &c), MOE_ERR_NOFIT, "resident");
+	CHECK_ERROR(moe_backward_select("shared:2", &none, &m, &c), MOE_ERR_NOFIT, "shared:2");
+	CHECK_ERROR(moe_backward_select("twice", &p, &m, &c), MOE_ERR_CONFIG, "twice");
+	CHECK_OK(moe_kernels_select("ref"));
+	CHECK_OK(moe_backward_select(NULL, &p, &m, &c));
+	CHECK(c.mode == MOE_BACKWARD_DIRECT);
+	CHECK(strstr(moe_backward_explain(&c, lines, sizeof lines), "not with these kernels") != NULL);
+	CHECK_OK(moe_backward_select("direct", &p, &m, &c));
+	CHECK_ERROR(moe_backward_select("resident", &p, &m, &c), MOE_ERR_UNSUPPORTED, "ref");
 }
 
 static void explanation(void)
@@ -285,6 +333,7 @@ const struct moe_test moe_suite_tests[] = {
 	{ "experts per group", groups },
 	{ "slices", slices },
 	{ "weights of the backward", backward_modes },
+	{ "weights of the backward as asked for", selected },
 	{ "the explanation", explanation },
 	{ "names of the modes", mode_names },
 	{ NULL, NULL },

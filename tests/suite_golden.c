@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every block fixture of the project, and of ../shared where present, through the public block object. */
+#include "codelets/kernels/kernels.h"
 #include "tests/golden.h"
 #include "tests/tables.h"
 
@@ -23,9 +24,9 @@ static int by_name(const struct dirent **a, const struct dirent **b)
 }
 
 /* Runs every supported fixture of a folder; how many. */
-static int run_folder(struct moe_engine *engine, const char *folder)
+static int run_folder(struct moe_engine *engine, const char *folder, const char *backward)
 {
-	struct golden_options o = { 0 };
+	struct golden_options o = { .backward = backward };
 	struct dirent **list;
 	int n = scandir(folder, &list, NULL, by_name), ran = 0;
 
@@ -54,9 +55,9 @@ static void with_parts(int parts, int workers)
 	struct moe_engine *engine;
 
 	CU_ASSERT_EQUAL_FATAL(moe_engine_open(&p, &engine), MOE_OK);
-	CU_ASSERT_TRUE(run_folder(engine, moe_test_path("tests/fixtures/golden")) >= 10);
+	CU_ASSERT_TRUE(run_folder(engine, moe_test_path("tests/fixtures/golden"), NULL) >= 10);
 	if (shared) {
-		CU_ASSERT_TRUE(run_folder(engine, shared) >= 15);
+		CU_ASSERT_TRUE(run_folder(engine, shared, NULL) >= 15);
 	} else {
 		moe_test_skip("the larger fixtures of ../shared/oracle/golden are not here");
 	}
@@ -83,8 +84,31 @@ static void test_three_parts(void)
 	each_table(three_parts);
 }
 
+/* What the backward multiplies by, with every table that knows more than one way. */
+static void copies(void)
+{
+	static const char *const modes[] = { "direct", "shared:1", "resident" };
+	const char *folder = moe_test_path("tests/fixtures/golden");
+
+	for (int i = 0; moe_kernels_list[i]; i++) {
+		const struct moe_kernels *k = moe_kernels_list[i];
+		struct moe_engine_params p = {
+			.struct_size = sizeof p, .workers = 2, .parts = 1, .isa = k->name
+		};
+		struct moe_engine *engine;
+
+		if (!k->supported() || !k->weight_transpose || moe_kernels_enable(k) != MOE_OK)
+			continue;
+		CU_ASSERT_EQUAL_FATAL(moe_engine_open(&p, &engine), MOE_OK);
+		for (int j = 0; j < 3; j++)
+			CU_ASSERT_TRUE(run_folder(engine, folder, modes[j]) >= 10);
+		CU_ASSERT_EQUAL(moe_engine_close(engine), MOE_OK);
+	}
+}
+
 const struct moe_test moe_suite_tests[] = {
 	{ "all block fixtures, one part", test_one_part },
 	{ "all block fixtures, three parts", test_three_parts },
+	{ "in every mode of the backward's weights, every table", copies },
 	{ NULL, NULL },
 };

@@ -11,6 +11,12 @@ const char moe_suite_name[] = "model";
 
 static struct moe_safetensors *golden_file;
 
+/* The exact table's limit, or that of bf16 operands. */
+static double limit(double exact, double rounded)
+{
+	return table_is_packed() ? rounded : exact;
+}
+
 static float *golden(const char *name, int64_t *count)
 {
 	const struct moe_st_tensor *t = moe_safetensors_find(golden_file, name);
@@ -58,7 +64,7 @@ static const char *const lora_names[MOE_LORA_ARRAYS] = {
  * size, so parameters are compared against how far they moved (design.md 5).
  */
 static void expect_moved(const char *what, int layer, int array, const float *got,
-			 const float *want, int64_t n, double limit)
+			 const float *want, int64_t n, double most)
 {
 	char name[128];
 	float *init;
@@ -71,13 +77,13 @@ static void expect_moved(const char *what, int layer, int array, const float *go
 		moved += ((double)want[i] - init[i]) * ((double)want[i] - init[i]);
 	}
 	printf("  %s: off by %.2g of the way moved\n", what, sqrt(d / moved));
-	CU_ASSERT(sqrt(d / moved) <= limit);
+	CU_ASSERT(sqrt(d / moved) <= most);
 	free(init);
 }
 
 /* Sets every layer's LoRA from the file, or compares a layer's with it. */
 static void golden_lora(struct moe_model *m, const char *prefix, int layer, bool set,
-			enum moe_param_field field, double limit)
+			enum moe_param_field field, double most)
 {
 	struct moe_experts *e = m->decoder.layers[layer].experts;
 
@@ -96,9 +102,9 @@ static void golden_lora(struct moe_model *m, const char *prefix, int layer, bool
 			else
 				moe_experts_get(e, (enum moe_lora_array)a, field, x, got + x * n);
 		if (!set && field == MOE_GRAD)
-			expect_close(name, got, want, total, limit);
+			expect_close(name, got, want, total, most);
 		else if (!set)
-			expect_moved(name, layer, a, got, want, total, limit);
+			expect_moved(name, layer, a, got, want, total, most);
 		free(want);
 		free(got);
 	}
@@ -126,7 +132,7 @@ static void check_logits(struct moe_engine *e, const char *dir)
 		row[i] = i;
 	if (m) {
 		OK(moe_model_logits(m, ids, n, row, n, &out));
-		expect_close("logits", got, want, n * 2048, 1e-5);
+		expect_close("logits", got, want, n * 2048, limit(1e-5, 4e-3));
 		out = (struct moe_array){ last, MOE_F32, 2, { 1, 2048 }, { 0 } };
 		OK(moe_model_logits(m, ids, n, NULL, 1, &out));
 		expect_close("last row", last, got + (n - 1) * 2048, 2048, 1e-6);
@@ -134,7 +140,7 @@ static void check_logits(struct moe_engine *e, const char *dir)
 		OK(moe_model_loss(m, ids, NULL, offsets, 1, &sum, &count));
 		CU_ASSERT_EQUAL(count, n - 1);
 		printf("  loss %.7f, golden %.7f\n", sum / (double)count, (double)loss[0]);
-		CU_ASSERT_DOUBLE_EQUAL(sum / (double)count, (double)loss[0], 1e-5);
+		CU_ASSERT_DOUBLE_EQUAL(sum / (double)count, (double)loss[0], limit(1e-5, 1e-3));
 		moe_model_close(m);
 	}
 	free(ids);
@@ -144,7 +150,7 @@ static void check_logits(struct moe_engine *e, const char *dir)
 	free(last);
 }
 
-static void test_golden_logits(void)
+static void check_golden_logits(void)
 {
 	const char *dir = fixture("ckpt/qwen3moe"), *fused;
 	struct moe_engine *e;
@@ -174,19 +180,19 @@ static void check_mlp(struct moe_model *m, int64_t n)
 
 		snprintf(name, sizeof name, "layers.%d.mlp_in", l);
 		want = golden(name, NULL);
-		expect_close(name, a->xn, want, n * H, 1e-5);
+		expect_close(name, a->xn, want, n * H, limit(1e-5, 4e-3));
 		free(want);
 		snprintf(name, sizeof name, "layers.%d.mlp_out", l);
 		want = golden(name, NULL);
 		for (int64_t i = 0; i < n * H; i++)
 			out[i] = next[i] - a->x_mid[i];
-		expect_close(name, out, want, n * H, 1e-4);
+		expect_close(name, out, want, n * H, limit(1e-4, 4e-3));
 		free(want);
 	}
 	free(out);
 }
 
-static void test_golden_training(void)
+static void check_golden_training(void)
 {
 	const char *dir = fixture("ckpt/qwen3moe");
 	struct moe_engine *e;
@@ -211,9 +217,11 @@ static void test_golden_training(void)
 
 		printf("  step %d loss %.6f, golden %.6f, gradient norm %.5f\n", (int)i, loss,
 		       (double)losses[i], r.norm.norm);
-		CU_ASSERT_DOUBLE_EQUAL(loss, (double)losses[i], 1e-4);
+		CU_ASSERT_DOUBLE_EQUAL(loss, (double)losses[i],
+				       limit(1e-4, 1e-3 * (double)losses[i]));
 		if (i == 0)
-			golden_lora(r.m, "grad0", 3, false, MOE_GRAD, 1e-4);
+			/* to design.md 5's .005 of a block comes what reaches it from the head */
+			golden_lora(r.m, "grad0", 3, false, MOE_GRAD, limit(1e-4, 1e-2));
 	}
 	golden_lora(r.m, "step5", 3, false, MOE_VALUE, 0.05);
 	free_run(&r);
@@ -320,7 +328,7 @@ static uint64_t two_steps(int workers, int parts, const char *policy, bool held,
 	return h;
 }
 
-static void test_same_bits(void)
+static void check_same_bits(void)
 {
 	static const char *const policies[] = { "eager", "prio", "lws", "ws", "dmda", "dmdas" };
 	double first[2], losses[2];
@@ -337,6 +345,8 @@ static void test_same_bits(void)
 
 			if (w != 3 && i % 3 != (size_t)w % 3 && !moe_test_full())
 				continue;
+			if (!table_takes(i + (size_t)w, 6))
+				continue;
 			h = two_steps(w, 1, policies[i], w == 3, losses);
 			if (h != want)
 				printf("%d workers, %s: other bits, losses %.9f %.9f\n", w,
@@ -346,7 +356,7 @@ static void test_same_bits(void)
 	moe_safetensors_close(golden_file);
 }
 
-static void test_parts(void)
+static void check_parts(void)
 {
 	double first[2], losses[2];
 
@@ -357,14 +367,14 @@ static void test_parts(void)
 		two_steps(2, parts, NULL, parts == 3, losses);
 		printf("  %d parts: losses %.8f %.8f, one part %.8f %.8f\n", parts, losses[0],
 		       losses[1], first[0], first[1]);
-		CU_ASSERT_DOUBLE_EQUAL(losses[0], first[0], 1e-6 * first[0]);
-		CU_ASSERT_DOUBLE_EQUAL(losses[1], first[1], 1e-6 * first[1]);
+		CU_ASSERT_DOUBLE_EQUAL(losses[0], first[0], limit(1e-6, 1e-3) * first[0]);
+		CU_ASSERT_DOUBLE_EQUAL(losses[1], first[1], limit(1e-6, 1e-3) * first[1]);
 	}
 	moe_safetensors_close(golden_file);
 }
 
 /* Documents in one micro-batch do not see each other. */
-static void test_packed_documents(void)
+static void check_packed_documents(void)
 {
 	enum { DOCS = 40 };
 	const char *dir = fixture("ckpt/qwen3moe");
@@ -394,11 +404,36 @@ static void test_packed_documents(void)
 		worst = fmax(worst, fabs(alone - packed[d]) / fmax(alone, 1));
 	}
 	printf("  packed and apart differ by %.2g\n", worst);
-	CU_ASSERT(worst < 1e-6);
+	CU_ASSERT(worst < limit(1e-6, 1e-3));
 	moe_model_close(m);
 	OK(moe_engine_close(e));
 	free(ids);
 	moe_safetensors_close(golden_file);
+}
+
+static void test_golden_logits(void)
+{
+	each_table(check_golden_logits);
+}
+
+static void test_golden_training(void)
+{
+	each_table(check_golden_training);
+}
+
+static void test_same_bits(void)
+{
+	each_table(check_same_bits);
+}
+
+static void test_parts(void)
+{
+	each_table(check_parts);
+}
+
+static void test_packed_documents(void)
+{
+	each_table(check_packed_documents);
 }
 
 const struct moe_test moe_suite_tests[] = {

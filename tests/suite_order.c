@@ -26,11 +26,13 @@ enum buffer {
 	GKV,
 	LORA,
 	LGRAD,
+	COPY, /* ring of the backward's weights */
 	BUFFERS
 };
 static const char *const buffer_names[] = {
 	"x",	    "qkv",	"o",	  "x_mid",  "hn",      "logits", "lse",	     "row_loss",
-	"grad_out", "grad_mid", "grad_o", "grad_q", "grad_kv", "lora",	 "lora grad"
+	"grad_out", "grad_mid", "grad_o", "grad_q", "grad_kv", "lora",	 "lora grad",
+	"copies"
 };
 
 struct access {
@@ -218,6 +220,22 @@ static void forward(int i, const struct moe_tag *t, int s, const struct moe_batc
 	}
 }
 
+static int ring_entry(const struct moe_tag *t)
+{
+	int index = 0;
+
+	for (int l = 0; l < t->layer; l++)
+		index += g.run->m->decoder.layers[l].experts != NULL;
+	return index % g.run->m->tensors.ring.n;
+}
+
+/* Entry of the ring that a task of a layer touches, by group. */
+static void copies(int i, const struct moe_tag *t, bool write)
+{
+	if (g.run->m->tensors.ring.n)
+		touch_one(i, COPY, 0, ring_entry(t), t->group, -1, write);
+}
+
 static void backward(int i, const struct moe_tag *t, int s, const struct moe_batch *b)
 {
 	int l = t->layer, block = t->group, ring = l & 1, n = moe_token_blocks(b->T);
@@ -225,8 +243,16 @@ static void backward(int i, const struct moe_tag *t, int s, const struct moe_bat
 	bool moe = g.run->m->decoder.layers[l].experts != NULL;
 
 	switch (t->kind) {
+	case MOE_KIND_repack_bwd:
+		copies(i, t, true);
+		break;
+	case MOE_KIND_gate_up_bwd:
+		copies(i, t, false);
+		break;
 	case MOE_KIND_scatter:
 	case MOE_KIND_down_bwd:
+		if (t->kind == MOE_KIND_down_bwd)
+			copies(i, t, false);
 		touch(i, GOUT, s, ring, 0, n, -1, false);
 		break;
 	case MOE_KIND_lora_grad:
@@ -289,7 +315,7 @@ static void describe(int i)
 	} else if (t->kind == MOE_KIND_join || t->kind == MOE_KIND_plan ||
 		   t->kind == MOE_KIND_down || t->kind == MOE_KIND_combine_part ||
 		   t->kind == MOE_KIND_combine_bwd_part || t->kind == MOE_KIND_route_bwd ||
-		   t->kind == MOE_KIND_gate_up_bwd || t->kind == MOE_KIND_grad_total) {
+		   t->kind == MOE_KIND_grad_total) {
 		return;
 	} else if (t->kind == MOE_KIND_update || t->kind == MOE_KIND_grad_norm) {
 		if (t->part >= 0)
@@ -335,6 +361,30 @@ static void check_region(struct region *r, uint64_t *const *before, enum buffer 
 	memset(r, 0, sizeof *r);
 }
 
+/* The ring's last filling before every down_bwd and gate_up_bwd is of its own layer, and precedes it. */
+static void check_filled(uint64_t *const *before)
+{
+	int fills = 0;
+
+	for (int i = 0; i < g.n && g.run->m->tensors.ring.n; i++) {
+		const struct moe_tag *t = &g.task[i].tag, *f = NULL;
+		int j = i - 1;
+
+		fills += t->kind == MOE_KIND_repack_bwd;
+		if (t->kind != MOE_KIND_down_bwd && t->kind != MOE_KIND_gate_up_bwd)
+			continue;
+		for (; j >= 0; j--) {
+			f = &g.task[j].tag;
+			if (f->kind == MOE_KIND_repack_bwd && f->group == t->group &&
+			    f->part == t->part && ring_entry(f) == ring_entry(t))
+				break;
+		}
+		CU_ASSERT(j >= 0 && f->layer == t->layer && f->micro == t->micro &&
+			  (before[i][j / 64] >> (j % 64) & 1));
+	}
+	CU_ASSERT(!fills == !g.run->m->tensors.ring.n);
+}
+
 /* Transitive dependencies, then every region. */
 static void check_order(void)
 {
@@ -355,6 +405,7 @@ static void check_order(void)
 		}
 		describe(i);
 	}
+	check_filled(before);
 	for (int b = 0; b < BUFFERS; b++)
 		for (int s = 0; s < 2; s++)
 			for (int x = 0; x < MAX_INDEX; x++)
@@ -391,10 +442,38 @@ static enum moe_status evaluate(struct run *r, struct moe_ticket *ticket)
 	return MOE_OK;
 }
 
+/* What the models' backward multiplies by; NULL: their choice. */
+static const char *ring;
+
+/* With kernels that have transposed copies, whatever the environment says. */
+static struct moe_engine *open_copying(void)
+{
+	struct moe_engine_params p = { .struct_size = sizeof p, .workers = 2, .parts = 1, .isa = "c" };
+	struct moe_engine *e = NULL;
+
+	OK(moe_engine_open(&p, &e));
+	return e;
+}
+
+static struct moe_model *open_ring(struct moe_engine *e, const char *dir, const char *targets, int tokens)
+{
+	struct moe_model_params p = { .struct_size = sizeof p,
+				      .dir = dir,
+				      .max_tokens = tokens,
+				      .slots = 2,
+				      .lora_targets = targets,
+				      .lora_rank = 4,
+				      .backward_weights = ring };
+	struct moe_model *m = NULL;
+
+	OK(moe_model_open(e, &p, &m));
+	return m;
+}
+
 static void check(const char *config, const char *targets, int tokens, const int *lengths, int n,
 		  int steps)
 {
-	struct moe_engine *e = open_engine(2, 1, NULL);
+	struct moe_engine *e = ring ? open_copying() : open_engine(2, 1, NULL);
 	struct moe_observer observer = { .submitted = submitted };
 	struct ref_model ref;
 	struct run r = { .lr = 1e-3, .max_norm = 1 };
@@ -404,7 +483,7 @@ static void check(const char *config, const char *targets, int tokens, const int
 
 	memset(none, 0xff, (size_t)tokens * sizeof *none);
 	ref_create(&ref, "order", config, 7);
-	r.m = open_model(e, ref.dir, targets, tokens, 2);
+	r.m = ring ? open_ring(e, ref.dir, targets, tokens) : open_model(e, ref.dir, targets, tokens, 2);
 	for (int i = 0; i < 3; i++) {
 		add_batch(&r, tokens);
 		for (int d = 0; d < n;
@@ -472,6 +551,20 @@ static void test_frozen_below(void)
 	      512, mixed, 6, 3);
 }
 
+static void test_rings(void)
+{
+	static const char *const rings[] = { "shared:1", "shared:2", "shared:3" };
+
+	for (int i = 0; i < 3; i++) {
+		ring = rings[i];
+		check("{" SHARED COMMON "\"num_hidden_layers\":5,\"mlp_only_layers\":[]}", ALL, 512,
+		      mixed, 6, 2);
+		check("{" PLAIN COMMON "\"num_hidden_layers\":6,\"mlp_only_layers\":[0,3]}", "experts",
+		      512, mixed, 6, 2);
+	}
+	ring = NULL;
+}
+
 static void test_inference(void)
 {
 	check("{" SHARED COMMON "\"num_hidden_layers\":5,\"mlp_only_layers\":[]}", NULL, 512, mixed,
@@ -494,6 +587,7 @@ const struct moe_test moe_suite_tests[] = {
 	{ "MoE layers with shared experts", test_moe },
 	{ "dense layers between", test_dense_between },
 	{ "frozen layers below", test_frozen_below },
+	{ "rings of the backward's weights", test_rings },
 	{ "inference", test_inference },
 	{ "a document of more blocks than handles", test_long_documents },
 	{ NULL, NULL },

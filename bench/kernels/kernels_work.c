@@ -13,12 +13,12 @@ static float uniform(void) /* [-1, 1) */
 	return (float)(int32_t)(state >> 32) * 0x1p-31f;
 }
 
-static size_t scratch_bytes(const struct moe_tiles *t, int64_t n, int max_m)
+static size_t scratch_bytes(const struct moe_tiles *t, int64_t n, int columns, int max_m)
 {
 	size_t most = 0;
 
 	for (int m = 1; m <= max_m; m++)
-		most = MOE_MAX(most, t->bwd_scratch(m, n, t->bwd_columns(m)));
+		most = MOE_MAX(most, t->bwd_scratch(m, n, columns));
 	return most;
 }
 
@@ -37,7 +37,7 @@ struct work work_open(const struct moe_tiles *t, struct shape shape, int max_m)
 	w.dy = huge_open(rows * sizeof *dy);
 	w.y = huge_open(rows * sizeof *dy);
 	w.panel = huge_open(rows * sizeof *dy);
-	w.scratch = huge_open(scratch_bytes(t, shape.n, max_m));
+	w.scratch = huge_open(scratch_bytes(t, shape.n, shape.k, max_m));
 	first = w.weights.data;
 	x16 = w.x16.data;
 	dy = w.dy.data;

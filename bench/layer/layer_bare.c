@@ -221,7 +221,7 @@ static enum moe_status alloc_threads(struct layer_bare *b, int rows_max)
 	if (k->tiles)
 		scratch = MOE_MAX(scratch, k->tiles->bwd_scratch(rows_max,
 								 moe_width(MOE_MAX(b->H, 2 * b->I)),
-								 MOE_CHUNK));
+								 moe_width(MOE_MAX(b->H, b->I))));
 
 	for (int i = 0; i < b->workers; i++) {
 		struct bare_thread *t = &b->thread[i];

@@ -25,6 +25,8 @@ struct layer_options {
 	enum moe_dtype dtype; /* of weights and activations: MOE_BF16 or MOE_F32 */
 	double skew;	      /* 0: every expert is as likely */
 	const char *policy;   /* NULL: the engine's default */
+	const char *backward; /* NULL: the block's choice */
+	const char *backward_used;
 	bool json, explain, serve;
 };
 
@@ -132,6 +134,6 @@ void layer_print_table(const struct layer_options *o, struct moe_engine *e,
 		       const struct layer_result *r);
 /* What was decided, as the tasks of one observed step show it. */
 void layer_explain(FILE *f, const struct layer_options *o, struct moe_engine *e,
-		   const struct layer_data *d);
+		   struct moe_block *block, const struct layer_data *d);
 
 #endif

@@ -140,6 +140,7 @@ static void add_setting(cJSON *json, const struct layer_options *o, struct moe_e
 	cJSON_AddStringToObject(json, "weights", moe_dtype_name(o->dtype));
 	cJSON_AddStringToObject(json, "policy", info.policy);
 	cJSON_AddStringToObject(json, "isa", moe_kernels()->name);
+	cJSON_AddStringToObject(json, "backward_weights", o->backward_used);
 	add(json, "parts", info.parts);
 	add(json, "skew", o->skew);
 	add(json, "ids_hash", d->ids_hash);
@@ -217,9 +218,9 @@ void layer_print_table(const struct layer_options *o, struct moe_engine *e,
 	double gflop = STEP_FLOPS * flops(o) * 1e-9, medians[LAYER_METRICS] = { 0 };
 
 	moe_engine_get_info(e, &info);
-	printf("%s: %d tokens, rank %d, %s weights, %s kernels, %d workers, %s; load %.2f\n",
-	       o->shape.name, o->tokens, o->rank, moe_dtype_name(o->dtype), moe_kernels()->name,
-	       info.workers, info.policy, r->load_at_start);
+	printf("%s: %d tokens, rank %d, %s weights, backward %s, %s kernels, %d workers, %s; load %.2f\n",
+	       o->shape.name, o->tokens, o->rank, moe_dtype_name(o->dtype), o->backward_used,
+	       moe_kernels()->name, info.workers, info.policy, r->load_at_start);
 	printf("%-20s %10s %10s %10s   (%d repetitions)\n", "", "median", "10 %", "90 %", r->n);
 	for (int i = 0; i < LAYER_METRICS; i++) {
 		double *v = sorted(r, i);
@@ -286,9 +287,10 @@ static void explain_tasks(FILE *f, const struct layer_kind kinds[LAYER_MAX_KINDS
 }
 
 void layer_explain(FILE *f, const struct layer_options *o, struct moe_engine *e,
-		   const struct layer_data *d)
+		   struct moe_block *block, const struct layer_data *d)
 {
 	struct moe_engine_info info = { .struct_size = sizeof info };
+	struct moe_block_info b = { .struct_size = sizeof b };
 	struct layer_kind kinds[LAYER_MAX_KINDS];
 
 	moe_engine_get_info(e, &info);
@@ -299,6 +301,9 @@ void layer_explain(FILE *f, const struct layer_options *o, struct moe_engine *e,
 		o->shape.name, o->shape.E, o->shape.k, o->shape.H, o->shape.I, o->rank);
 	explain_rows(f, o, d);
 	explain_cut(f, o, kinds);
+	if (moe_block_get_info(block, &b) == MOE_OK)
+		fprintf(f, "weights of the backward, predicted%s:\n%s", o->backward ? " (--backward)" : "",
+			b.backward_costs);
 	explain_tasks(f, kinds);
 	fprintf(f, "work: %.3f GFLOP forward, as much backward, without LoRA\n", flops(o) * 1e-9);
 	for (size_t i = 0; i < MOE_COUNT(purposes); i++)

@@ -67,6 +67,13 @@ struct moe_expert {
 	 * up_a_packed = gate_a_packed where they are shared */
 	const void *gate_a_packed, *up_a_packed, *gate_b_packed, *up_b_packed, *down_a_packed,
 		*down_b_packed;
+	/*
+	 * For a backward that multiplies by transposed copies with the forward's kernels: W^T [H, I], [H, I],
+	 * [I, H] of weight_transpose, and the LoRA matrices as lora_pack_t left them. gate_t.data NULL: it
+	 * multiplies by the weights themselves. All backward ops of a pass see the same.
+	 */
+	struct moe_weight gate_t, up_t, down_t;
+	const void *gate_a_t, *up_a_t, *gate_b_t, *up_b_t, *down_a_t, *down_b_t;
 	int r, ra;
 	float scale;
 };
@@ -135,8 +142,8 @@ struct moe_kernels {
 	const char *name;
 	int rank;		 /* the supported table with the highest rank is the default */
 	bool (*supported)(void); /* CPUID and what the operating system permits */
-	/* Asks the operating system for what supported() found, once, before threads start; NULL:
-	 * nothing to ask. */
+	/* Asks the operating system for what supported() found, once, before threads start
+	 * (moe_kernels_enable); NULL: nothing to ask. */
 	bool (*enable)(void);
 	const struct moe_tiles *tiles; /* packed/tiles.h; NULL: the table has its own ways */
 
@@ -159,6 +166,12 @@ struct moe_kernels {
 	/* Rows n0..n1 of scale * src [n, k] into dst, whose other rows stay; n0 a multiple of 16 */
 	void (*lora_pack)(enum moe_lora_side side, const float *src, int64_t n, int64_t k, int64_t n0,
 			  int64_t n1, float scale, void *dst);
+	/* dst = W^T, packed: weight_bytes of [k, n]. NULL: the backward takes no transposed copies. */
+	void (*weight_transpose)(const struct moe_weight *W, void *dst);
+	/* lora_pack of src^T: dst, zero at first, has lora_bytes of the other side, [k, n]. NULL where
+	 * weight_transpose is. */
+	void (*lora_pack_t)(enum moe_lora_side side, const float *src, int64_t n, int64_t k, int64_t n0,
+			    int64_t n1, float scale, void *dst);
 
 	/* ---- dense layers ---- */
 	size_t (*linear_scratch)(int m, int64_t n, int64_t k, int r);
@@ -277,5 +290,10 @@ static inline int64_t moe_rank_width(int64_t r)
 enum moe_status moe_kernels_select(const char *name);
 /* The same without using it. */
 enum moe_status moe_kernels_choose(const char *name, const struct moe_kernels **out);
+/*
+ * Calls enable until it has succeeded once. Before anything runs on a table: moe_engine_open does it before
+ * StarPU starts its threads. MOE_ERR_CONFIG: the operating system refuses.
+ */
+enum moe_status moe_kernels_enable(const struct moe_kernels *k);
 
 #endif

@@ -5,6 +5,7 @@
 
 #include <cjson/cJSON.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 static const struct option what[] = {
@@ -76,6 +77,8 @@ static void print_memory(const struct moe_estimate *e, int64_t limit)
 	printf("memory         %10.2f GiB of %.2f: %s\n", (double)e->total / (1 << 30),
 	       (double)limit / (1 << 30), e->total <= limit ? "fits" : "does not fit");
 	row("weights", e->weights);
+	if (strcmp(e->backward_weights, "direct"))
+		printf("    with copies for the backward: %s\n", e->backward_weights);
 	row("adapter", e->lora);
 	row("gradients", e->gradients);
 	row("moments", e->moments);
@@ -157,6 +160,7 @@ static void print_json(const struct moe_estimate *e, int64_t limit)
 	for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
 		cJSON_AddNumberToObject(o, numbers[i].name, numbers[i].value);
 	cJSON_AddBoolToObject(o, "fits", e->total <= limit);
+	cJSON_AddStringToObject(o, "backward_weights", e->backward_weights);
 	parts = cJSON_AddArrayToObject(o, "part");
 	for (int i = 0; i < e->parts && i < MOE_ESTIMATE_PARTS; i++)
 		cJSON_AddItemToArray(parts, cJSON_CreateNumber((double)e->part[i]));

@@ -137,6 +137,7 @@ char *tool_model_params(const struct settings *s, struct moe_model_params *p)
 		.seed = (uint64_t)settings_int(s, "seed"),
 		.aux_coef = settings_real(s, "aux-loss"),
 		.max_tokens = by_rows ? 0 : (int)settings_int(s, "batch-tokens"),
+		.backward_weights = settings_text(s, "backward-weights"),
 	};
 	return targets;
 }

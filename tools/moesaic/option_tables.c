@@ -150,6 +150,9 @@ const struct option options_general[] = {
 const struct option train_machine_training[] = {
 	{ "recompute", OPTION_CHOICE, 0, "auto|never|always", "auto", "of activations", 0, 0, "",
 	  "auto" },
+	{ "backward-weights", OPTION_TEXT, 0, "MODE", "auto",
+	  "auto, direct, shared:N or resident: copies of the experts for the backward", 0, 0, "",
+	  NULL },
 	{ "pipeline", OPTION_CHOICE, 0, "overlap|sequential", "overlap", "of steps", 0, 0, "",
 	  NULL },
 	{ .name = NULL },

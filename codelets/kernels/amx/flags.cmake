@@ -1,1 +1,3 @@
-set(ISA_FLAGS -mamx-tile -mamx-bf16 -mamx-int8 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma -mtune=sapphirerapids)
+# Sapphire Rapids and later. 512-bit vectors also for the elementwise sources.
+set(ISA_FLAGS -mamx-tile -mamx-bf16 -mamx-int8 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mfma
+	-mprefer-vector-width=512 -mtune=sapphirerapids)

@@ -2,6 +2,16 @@
 #include "codelets/kernels/amx/amx.h"
 #include "codelets/kernels/amx/tile.h"
 
+/* Every CPU with AMX has AVX-512 BF16, whose SwiGLU is written by hand. */
+#ifdef MOE_AMX_EMULATED
+#define SWIGLU OWN(swiglu_rows)
+#define SWIGLU_BWD OWN(swiglu_rows_bwd)
+#else
+#include "codelets/kernels/avx512_bf16/bf16.h"
+#define SWIGLU avx512_bf16_swiglu_tile
+#define SWIGLU_BWD avx512_bf16_swiglu_tile_bwd
+#endif
+
 static int bwd_columns(int m)
 {
 	(void)m;
@@ -56,8 +66,8 @@ const struct moe_tiles AMX_TILES = {
 	.pairs = OWN(pairs),
 	.pairs_bf16 = OWN(pairs_bf16),
 	.grad = OWN(tile_grad),
-	.swiglu = OWN(swiglu_rows),
-	.swiglu_bwd = OWN(swiglu_rows_bwd),
+	.swiglu = SWIGLU,
+	.swiglu_bwd = SWIGLU_BWD,
 	.fence = fence,
 	.peak = peak,
 };

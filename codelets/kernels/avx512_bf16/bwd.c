@@ -174,6 +174,8 @@ static void thin_slice(const struct call *c, int column)
 
 int avx512_bf16_bwd_columns(int m)
 {
+	if (m <= MOE_LONG_ROWS)
+		return MOE_ALL_COLUMNS;
 	return m <= BWD_SMALL ? MOE_CHUNK : SLICE;
 }
 
@@ -183,14 +185,15 @@ static size_t partial_bytes(int m, int64_t n)
 	return n > BLOCK_PART ? (size_t)m * SLICE * sizeof(float) : 0;
 }
 
+/* Never less for more rows. */
 size_t avx512_bf16_bwd_scratch(int m, int64_t n, int columns)
 {
-	if (m <= BWD_SMALL)
-		return (size_t)m * (size_t)columns * sizeof(float);
-	if (m < BWD_DECODE || columns < SLICE)
-		return partial_bytes(m, n);
-	return partial_bytes(m, n) +
-	       (size_t)moe_round_up(MOE_MIN(n, BLOCK_MAX), 16) * SLICE * sizeof(uint16_t);
+	size_t small = (size_t)MOE_MIN(m, BWD_SMALL) * (size_t)columns * sizeof(float);
+	size_t tiles = partial_bytes(m, n);
+
+	if (m >= BWD_DECODE)
+		tiles += (size_t)moe_round_up(MOE_MIN(n, BLOCK_MAX), 16) * SLICE * sizeof(uint16_t);
+	return MOE_MAX(small, tiles);
 }
 
 void avx512_bf16_bwd(int m, const struct moe_bwd_seg *seg, int nseg, int columns, float *y,

@@ -156,8 +156,8 @@ INLINE void thin(const int rows, const struct bwd_run *run, int runs, const stru
 #define RAWS(ahead, lines)                                                                         \
 	RAW(6, ahead, lines)                                                                       \
 	RAW(7, ahead, lines)                                                                       \
-	RAW(8, ahead, lines) RAW(9, ahead, lines) RAW(10, ahead, lines) RAW(11, ahead, lines)      \
-		RAW(12, ahead, lines)
+	RAW(8, ahead, lines)                                                                       \
+	RAW(9, ahead, lines) RAW(10, ahead, lines) RAW(11, ahead, lines) RAW(12, ahead, lines)
 #define RAW_NAMES(ahead)                                                                           \
 	{                                                                                          \
 		[6] = raw_6_##ahead, [7] = raw_7_##ahead, [8] = raw_8_##ahead,                     \
@@ -190,7 +190,8 @@ const bwd_tile_fn avx512_bf16_bwd_decoded[2][BWD_ROWS + 1] = {
 };
 
 THIN(6)
-THIN(7) THIN(8) THIN(9) THIN(10) THIN(11) THIN(12) THIN(13)
+THIN(7)
+THIN(8) THIN(9) THIN(10) THIN(11) THIN(12) THIN(13)
 	THIN(14) const bwd_tile_fn avx512_bf16_bwd_thin[BWD_ROWS + 1] = {
 		[6] = thin_6,	[7] = thin_7,	[8] = thin_8,	[9] = thin_9,	[10] = thin_10,
 		[11] = thin_11, [12] = thin_12, [13] = thin_13, [14] = thin_14,

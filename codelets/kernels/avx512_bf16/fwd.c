@@ -9,11 +9,14 @@
 #define STEP_BYTES 256 /* a step is 8 k: 4 zmm of weights */
 
 /*
- * What is prefetched while a tile is computed. Several tiles read the same panel, so the first two
- * fetch the next one into L2, half of it each; the hint for L1 costs 20 % there. A single tile
- * fetches its own stream, from as far ahead as measured best (Zen 4, weights in DRAM).
+ * What is prefetched into L2 while a tile is computed: all of the next panel or, where several
+ * tiles read a panel, half of it by each of the first two. (Hints for L1 cost 20 %: a line that is
+ * on its way from DRAM then holds one of few buffers for the whole time.) Up to 5 rows read so fast
+ * that the CPU's own prefetcher, which sees one long stream, beats any prefetch instruction.
+ * Measured on Zen 4 with weights in DRAM.
  */
-enum ahead { AHEAD_NOTHING, AHEAD_HALF, AHEAD_STREAM };
+enum ahead { AHEAD_NOTHING, AHEAD_HALF, AHEAD_WHOLE };
+#define UNAIDED_ROWS 5
 
 /* Consecutive steps of a segment, and the bytes to fetch meanwhile. */
 struct run {
@@ -21,8 +24,6 @@ struct run {
 	int steps;
 	const char *ahead;
 };
-
-#define MAX_RUNS (MOE_MAX_SEGS + 1)
 
 /* Lanes hold 4 partial sums of n = 4 j + lane in vector j; returns the sums in order of n. */
 INLINE __m512 fold(const __m512 v[4])
@@ -64,10 +65,7 @@ INLINE void tile(const int rows, const int sets, const enum ahead ahead, const s
 
 #pragma GCC unroll 4
 				for (int l = 0; l < lines; l++)
-					if (ahead == AHEAD_STREAM && rows > 2)
-						_mm_prefetch(far + 64 * l, _MM_HINT_T0);
-					else
-						_mm_prefetch(far + 64 * l, _MM_HINT_T1);
+					_mm_prefetch(far + 64 * l, _MM_HINT_T1);
 #pragma GCC unroll 6
 				for (int i = 0; i < rows; i++) {
 					__m128i part =
@@ -112,18 +110,15 @@ typedef void (*tile_fn)(const struct run *run, int runs, float *y, int64_t ldy, 
 
 TILES(AHEAD_NOTHING)
 TILES(AHEAD_HALF)
-TILES(AHEAD_STREAM)
+TILES(AHEAD_WHOLE)
 
 static const tile_fn tile_of[][FWD_ROWS + 1] = {
 	[AHEAD_NOTHING] = TILE_NAMES(AHEAD_NOTHING),
 	[AHEAD_HALF] = TILE_NAMES(AHEAD_HALF),
-	[AHEAD_STREAM] = TILE_NAMES(AHEAD_STREAM),
+	[AHEAD_WHOLE] = TILE_NAMES(AHEAD_WHOLE),
 };
 
-/* Steps between a read and its prefetch, by rows. */
-static const int stream_steps[FWD_ROWS + 1] = { 0, 24, 12, 32, 32, 32, 32 };
-
-static struct run whole_segment(const struct moe_fwd_seg *seg, int row, int rows)
+static struct run run_of(const struct moe_fwd_seg *seg, int row, int rows)
 {
 	const uint16_t *x = (const uint16_t *)seg->x + row * seg->width + seg->col * rows;
 
@@ -131,47 +126,29 @@ static struct run whole_segment(const struct moe_fwd_seg *seg, int row, int rows
 	return (struct run){ x, seg->w, seg->k / 8, (const char *)seg->w };
 }
 
-/* The first segment in two parts: fetching its own rest, then the beginning of `next`. */
-static int stream_runs(const struct moe_fwd_seg *seg, int m, const uint16_t *next,
-		       struct run run[2])
+static enum ahead ahead_of(const struct tiles *tiles, int t, int m, const uint16_t *next)
 {
-	struct run all = whole_segment(seg, 0, m);
-	int distance = MOE_MIN(stream_steps[m], all.steps), near = all.steps - distance;
-
-	run[0] = all;
-	run[0].steps = near;
-	run[0].ahead += (size_t)distance * STEP_BYTES;
-	run[1] = (struct run){ all.x + near * 8 * m, all.w + near * (STEP_BYTES / 2), distance,
-			       next ? (const char *)next
-				    : (const char *)(all.w + near * (STEP_BYTES / 2)) };
-	return 2;
+	if (!next || m <= UNAIDED_ROWS || t >= 2)
+		return AHEAD_NOTHING;
+	return tiles->count == 1 ? AHEAD_WHOLE : AHEAD_HALF;
 }
 
 void avx512_bf16_fwd(int m, const struct moe_fwd_seg *seg, int nseg, const uint16_t *next, float *y,
 		     int64_t ldy, enum moe_out out)
 {
 	struct tiles tiles = fwd_tiles(m);
-	struct run run[MAX_RUNS];
 
 	MOE_ASSERT(nseg > 0 && nseg <= MOE_MAX_SEGS);
 	out = out_mode(out, y, ldy);
 	for (int t = 0, row = 0, rows; t < tiles.count; t++, row += rows) {
-		enum ahead ahead = tiles.count == 1 ? AHEAD_STREAM
-				   : t < 2 && next  ? AHEAD_HALF
-						    : AHEAD_NOTHING;
-		int runs = 1;
+		enum ahead ahead = ahead_of(&tiles, t, m, next);
+		struct run run[MOE_MAX_SEGS];
 
 		rows = tile_rows(&tiles, t);
-		if (ahead == AHEAD_STREAM) {
-			runs = stream_runs(seg, m, next, run);
-		} else {
-			run[0] = whole_segment(seg, row, rows);
-			if (ahead == AHEAD_HALF)
-				run[0].ahead = (const char *)next +
-					       (size_t)t * (size_t)seg->k * (STEP_BYTES / 16);
-		}
-		for (int s = 1; s < nseg; s++)
-			run[runs++] = whole_segment(seg + s, row, rows);
-		tile_of[ahead][rows](run, runs, y + row * ldy, ldy, out);
+		for (int s = 0; s < nseg; s++)
+			run[s] = run_of(seg + s, row, rows);
+		if (ahead != AHEAD_NOTHING)
+			run[0].ahead = (const char *)(next + (size_t)t * (size_t)seg->k * 8);
+		tile_of[ahead][rows](run, nseg, y + row * ldy, ldy, out);
 	}
 }

@@ -18,6 +18,15 @@ INLINE __m512i interleave(struct row_pair p)
 	return _mm512_or_si512(_mm512_cvtepu16_epi32(p.even), high);
 }
 
+#define PAIRS_AHEAD 48 /* rows */
+
+/* Rows found through a list lie anywhere: no prefetcher foresees them. */
+INLINE void prefetch_row(const char *row, int bytes)
+{
+	for (int at = 0; at < bytes; at += 64)
+		_mm_prefetch(row + at, _MM_HINT_T0);
+}
+
 void avx512_bf16_pairs(int m, const float *src, int64_t ld, const int32_t *token,
 		       const float *scale, int cols, void *dst)
 {
@@ -31,6 +40,11 @@ void avx512_bf16_pairs(int m, const float *src, int64_t ld, const int32_t *token
 		__m512 by_b = _mm512_set1_ps(scale && !last ? scale[i + 1] : 1.0f);
 		__mmask16 both = last ? 0 : 0xffff;
 
+		if (token && i + PAIRS_AHEAD + 1 < m) {
+			prefetch_row((const char *)(src + token[i + PAIRS_AHEAD] * ld), 4 * cols);
+			prefetch_row((const char *)(src + token[i + PAIRS_AHEAD + 1] * ld),
+				     4 * cols);
+		}
 		for (int c = 0; c < cols; c += 16) {
 			__m512 va = _mm512_mul_ps(_mm512_loadu_ps(a + c), by_a);
 			__m512 vb = _mm512_maskz_mul_ps(both, _mm512_loadu_ps(b + c), by_b);
@@ -52,6 +66,11 @@ void avx512_bf16_pairs_bf16(int m, const uint16_t *src, int64_t ld, const int32_
 		const uint16_t *b = last ? a : src + (token ? token[i + 1] : i + 1) * ld;
 		__mmask16 both = last ? 0 : 0xffff;
 
+		if (token && i + PAIRS_AHEAD + 1 < m) {
+			prefetch_row((const char *)(src + token[i + PAIRS_AHEAD] * ld), 2 * cols);
+			prefetch_row((const char *)(src + token[i + PAIRS_AHEAD + 1] * ld),
+				     2 * cols);
+		}
 		for (int c = 0; c < cols; c += 16) {
 			__m256i va = _mm256_loadu_si256((const __m256i *)(a + c));
 			__m256i vb = _mm256_maskz_loadu_epi16(both, b + c);

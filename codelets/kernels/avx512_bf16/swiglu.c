@@ -51,6 +51,27 @@ INLINE struct sigmoid sigmoid(__m512 x)
 	return out;
 }
 
+/* The same where every |x| is below 80: nothing overflows or gets lost, so no power of two is kept
+ * apart. */
+#define PLAIN_BELOW 80.0f
+INLINE __m512 plain_sigmoid(__m512 x, __m512 *rest)
+{
+	const __m512 one = _mm512_set1_ps(1.0f);
+	__mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
+	__m512 n, p = exp_minus(_mm512_abs_ps(x), &n), e = _mm512_scalef_ps(p, n);
+	__m512 large = _mm512_div_ps(one, _mm512_add_ps(one, e)), small = _mm512_mul_ps(e, large);
+
+	*rest = _mm512_mask_mov_ps(small, negative, large);
+	return _mm512_mask_mov_ps(large, negative, small);
+}
+
+INLINE bool is_plain(__m512 x)
+{
+	__m512 limit = _mm512_set1_ps(PLAIN_BELOW);
+
+	return _mm512_cmp_ps_mask(_mm512_abs_ps(x), limit, _CMP_LT_OQ) == 0xffff;
+}
+
 /* a s 2^n b */
 INLINE __m512 scaled(__m512 a, const struct sigmoid *s, __m512 b)
 {
@@ -90,36 +111,68 @@ INLINE __m512 kept(const uint16_t *p)
 	return _mm512_castsi512_ps(_mm512_mask_or_epi32(sign, normal, bits, sign));
 }
 
+INLINE __m512 hidden(__m512 gate, __m512 up)
+{
+	struct sigmoid s;
+	__m512 rest;
+
+	if (is_plain(gate))
+		return _mm512_mul_ps(_mm512_mul_ps(gate, plain_sigmoid(gate, &rest)), up);
+	s = sigmoid(gate);
+	return scaled(gate, &s, up);
+}
+
 void avx512_bf16_swiglu_tile(const struct moe_swiglu_rows *r, float *g, const float *u)
 {
 	for (int i = 0; i < r->m; i++, g += 16, u += 16) {
 		__m512 gate = _mm512_load_ps(g), up = _mm512_load_ps(u);
-		struct sigmoid s = sigmoid(gate);
 
 		_mm256_store_si256((__m256i *)(r->gate + i * r->ld), keep(gate));
 		_mm256_store_si256((__m256i *)(r->up + i * r->ld), keep(up));
-		_mm512_store_ps(g, scaled(gate, &s, up));
+		_mm512_store_ps(g, hidden(gate, up));
 	}
 }
 
-/* h = x sigmoid(x) up; its derivative by x is sigmoid(x) (1 + x (1 - sigmoid(x))) up */
+struct gradient {
+	__m512 dgate, dup, h;
+};
+
+/* h = x sigmoid(x) up; its derivative by x is sigmoid(x) (1 + x (1 - sigmoid(x))) up. dw has the
+ * routing weight. */
+INLINE struct gradient gradient(__m512 gate, __m512 up, __m512 dw)
+{
+	const __m512 one = _mm512_set1_ps(1.0f);
+	struct gradient out;
+
+	if (is_plain(gate)) {
+		__m512 rest, s = plain_sigmoid(gate, &rest), silu = _mm512_mul_ps(gate, s);
+
+		out.h = _mm512_mul_ps(silu, up);
+		out.dup = _mm512_mul_ps(dw, silu);
+		out.dgate = _mm512_mul_ps(_mm512_mul_ps(dw, up), _mm512_fmadd_ps(silu, rest, s));
+	} else {
+		struct sigmoid s = sigmoid(gate);
+
+		out.h = scaled(gate, &s, up);
+		out.dup = scaled(gate, &s, dw);
+		out.dgate = scaled(_mm512_fmadd_ps(gate, s.rest, one), &s, _mm512_mul_ps(dw, up));
+	}
+	return out;
+}
+
 void avx512_bf16_swiglu_tile_bwd(const struct moe_swiglu_rows *r, const float *dh, int64_t ld_dh,
 				 float *dgate, float *dup, float *h, float *dgw)
 {
-	const __m512 one = _mm512_set1_ps(1.0f);
-
 	for (int i = 0; i < r->m; i++) {
-		__m512 gate = kept(r->gate + i * r->ld), up = kept(r->up + i * r->ld);
 		__m512 d = _mm512_loadu_ps(dh + i * ld_dh);
 		__m512 dw = _mm512_mul_ps(d, _mm512_set1_ps(r->weight[i]));
-		struct sigmoid s = sigmoid(gate);
-		__m512 slope = _mm512_fmadd_ps(gate, s.rest, one);
-		__m512 out = scaled(gate, &s, up);
+		struct gradient g =
+			gradient(kept(r->gate + i * r->ld), kept(r->up + i * r->ld), dw);
 
-		_mm512_store_ps(dgate + 16 * i, scaled(slope, &s, _mm512_mul_ps(dw, up)));
-		_mm512_store_ps(dup + 16 * i, scaled(gate, &s, dw));
-		_mm512_store_ps(h + 16 * i, out);
+		_mm512_store_ps(dgate + 16 * i, g.dgate);
+		_mm512_store_ps(dup + 16 * i, g.dup);
+		_mm512_store_ps(h + 16 * i, g.h);
 		_mm512_store_ps(dgw + 16 * i,
-				_mm512_fmadd_ps(d, out, _mm512_load_ps(dgw + 16 * i)));
+				_mm512_fmadd_ps(d, g.h, _mm512_load_ps(dgw + 16 * i)));
 	}
 }

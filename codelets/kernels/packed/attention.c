@@ -40,12 +40,12 @@ struct call {
 };
 
 /* Of a block or what is left of one: few rows may need more than many. */
-static size_t bwd_bytes(const struct moe_tiles *t)
+static size_t bwd_bytes(const struct moe_tiles *t, int64_t kp)
 {
 	size_t most = 0;
 
 	for (int m = 1; m <= BLOCK; m++)
-		most = MOE_MAX(most, t->bwd_scratch(m, BLOCK, MOE_CHUNK));
+		most = MOE_MAX(most, t->bwd_scratch(m, BLOCK, (int)MOE_MAX(MOE_CHUNK, kp)));
 	return most;
 }
 
@@ -65,7 +65,7 @@ static struct attention_scratch carve(const struct moe_tiles *t, struct moe_carv
 	s.tile_panel = moe_carve(c, BLOCK * panel);
 	for (int h = 0; h < HEADS; h++)
 		s.sum[h] = moe_carve(c, BLOCK * (size_t)kp * sizeof(float));
-	s.bwd = moe_carve(c, bwd_bytes(t));
+	s.bwd = moe_carve(c, bwd_bytes(t, kp));
 	return s;
 }
 

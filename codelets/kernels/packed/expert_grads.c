@@ -39,15 +39,16 @@ void moe_packed_expert_lora_grad(const struct moe_tiles *t, const struct moe_exp
 
 /* c[n, k] (+)= rows^T columns, by strips of both; the wide operand x or grad_out is paired again
  * per strip of n */
-static void weight_gradient(const struct moe_tiles *t, const struct moe_expert_rows *w,
-			    const struct moe_expert_scratch *s, int64_t H, const void *panel,
-			    float *c, enum moe_out out)
+static void weight_gradient(const struct moe_tiles *t, const struct moe_expert *e,
+			    const struct moe_expert_rows *w, const struct moe_expert_scratch *s,
+			    int64_t H, const void *panel, float *c, enum moe_out out)
 {
 	for (int64_t i = 0; i < w->I; i += MOE_CHUNK) {
 		int n = (int)MOE_MIN(MOE_CHUNK, w->I - i);
 		int64_t ld = moe_round_up(n, 16);
 
-		t->unpack_bwd(w->m, panel, moe_round_up(w->I, MOE_PACK_K), i, ld, s->step, ld);
+		(e->gate_t.data ? t->unpack_fwd : t->unpack_bwd)(
+			w->m, panel, moe_round_up(w->I, MOE_PACK_K), i, ld, s->step, ld);
 		t->pairs(w->m, s->step, ld, NULL, NULL, (int)ld, s->pair[0]);
 		for (int64_t k = 0; k < w->H; k += MOE_GRAD_STRIP) {
 			int width = (int)MOE_MIN(MOE_GRAD_STRIP, w->H - k);
@@ -90,8 +91,8 @@ void moe_packed_expert_weight_grad(const struct moe_tiles *t, const struct moe_e
 	struct moe_expert_scratch s = moe_expert_scratch_of(t, e, w, scratch);
 	enum moe_out out = g->first ? MOE_OUT_STREAM : MOE_OUT_ADD;
 
-	weight_gradient(t, w, &s, d.H, w->dgate, g->gate, out);
-	weight_gradient(t, w, &s, d.H, w->dup, g->up, out);
+	weight_gradient(t, e, w, &s, d.H, w->dgate, g->gate, out);
+	weight_gradient(t, e, w, &s, d.H, w->dup, g->up, out);
 	down_gradient(t, w, &s, g->down, out);
 	t->fence();
 }

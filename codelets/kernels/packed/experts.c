@@ -34,7 +34,7 @@ struct moe_expert_scratch moe_expert_carve(const struct moe_tiles *t, struct moe
 	s.f1 = moe_carve(c, column);
 	s.f2 = moe_carve(c, column);
 	s.lanes = moe_carve(c, column);
-	s.step = moe_carve(c, M * MOE_CHUNK * sizeof(float));
+	s.step = moe_carve(c, MOE_MAX(M * MOE_CHUNK, MOE_LONG_ROWS * (size_t)d.I) * sizeof(float));
 	s.ups = moe_carve(c, MOE_MAX(M, MOE_RUN_ROWS * (size_t)MOE_CHUNK / MOE_PACK_N) *
 				     MOE_PACK_N * sizeof(float));
 	s.thin = moe_carve(c, M * 2 * (size_t)d.r * sizeof(float));
@@ -43,7 +43,7 @@ struct moe_expert_scratch moe_expert_carve(const struct moe_tiles *t, struct moe
 	s.pair[1] = moe_carve(c, M * MOE_GRAD_STRIP * (size_t)t->pair_bytes);
 	for (int i = 2; i < 5; i++)
 		s.pair[i] = moe_carve(c, M * (size_t)d.r * (size_t)t->pair_bytes);
-	s.bwd = moe_carve(c, t->bwd_scratch(m, n, MOE_CHUNK));
+	s.bwd = moe_carve(c, t->bwd_scratch(m, n, (int)MOE_MAX(MOE_CHUNK, MOE_MAX(d.H, d.I))));
 	return s;
 }
 
@@ -147,10 +147,7 @@ static void gate_up_panels(const struct moe_tiles *t, const struct moe_expert *e
 	project(t, w, d, e->r, &e->up, e->up_b_packed, d->ra - d->r, col, count, last ? NULL : next,
 		s->ups);
 	for (int i = 0; i < count; i++, col += MOE_PACK_N) {
-		struct moe_swiglu_rows kept = { .m = w->m,
-						.ld = d->I,
-						.gate = (uint16_t *)w->gate + col,
-						.up = (uint16_t *)w->up + col };
+		struct moe_swiglu_rows kept = moe_kept_rows(w, col);
 		float *g = s->step + (size_t)i * step;
 
 		t->swiglu(&kept, g, s->ups + (size_t)i * step);

@@ -20,7 +20,8 @@ struct moe_widths {
 
 struct moe_expert_scratch {
 	float *f0, *f1, *f2, *lanes; /* [m, 16] */
-	float *step;	  /* [m, MOE_CHUNK]: one call of bwd, or gates of a run of panels */
+	float *step;	  /* [m, MOE_CHUNK], or [m, I] for up to MOE_LONG_ROWS rows: one call of bwd; gates of a
+			   * run of panels */
 	float *ups;	  /* [m, 16], or [m, MOE_CHUNK] for up to MOE_RUN_ROWS rows */
 	float *thin;	  /* [m, 2 r'] */
 	void *thin_panel; /* [m, 2 r'] panel elements */
@@ -51,6 +52,19 @@ static inline int moe_chunk_count(int64_t n)
 {
 	return (int)((n + MOE_CHUNK - 1) / MOE_CHUNK);
 }
+/*
+ * Columns col..col+16 of gate and up as they are kept: an expert's [m, I'] is stored 16 columns at
+ * a time, so that writing and reading them is one run of memory.
+ */
+static inline struct moe_swiglu_rows moe_kept_rows(const struct moe_expert_rows *w, int64_t col)
+{
+	return (struct moe_swiglu_rows){ .m = w->m,
+					 .ld = MOE_PACK_N,
+					 .gate = (uint16_t *)w->gate + col * w->m,
+					 .up = (uint16_t *)w->up + col * w->m,
+					 .weight = w->weight };
+}
+
 /* dst[m, n] = sum over chunks of part[c][row][n], in index order */
 void moe_sum_chunks(int chunks, size_t rows, int m, int64_t n, const float *part, float *dst);
 

@@ -4,8 +4,39 @@
  * the routing weight, so that dot(dh, h) is the routing weight's gradient; dgate and dup carry it.
  * The gradients of the I side (B of gate and up, A of down) are taken 16 columns at a time while
  * these are in cache.
+ *
+ * Two ways: the products by W itself (bwd, activations in backward panels), or by transposed copies
+ * (fwd, activations in forward panels) where the expert has them. The functions of the second end
+ * in _t.
  */
 #include "codelets/kernels/packed/experts.h"
+
+/* Products of forward panels with the r rows of a packed B^T, depth k from column col: 16 columns
+ * each of dst, rows ld apart; zeros up to the padded rank. */
+static void thin_t(const struct moe_tiles *t, int m, const struct moe_widths *d,
+		   struct moe_fwd_seg seg, const void *b, int64_t stride, float *dst, int64_t ld)
+{
+	for (int64_t j = 0; j < d->r; j += MOE_PACK_N) {
+		if (j < d->thin) {
+			seg.w = moe_at(b, j / MOE_PACK_N * stride + MOE_PACK_N * seg.col);
+			t->fwd(m, &seg, 1, NULL, dst + j, ld, MOE_OUT_STORE);
+			continue;
+		}
+		for (int i = 0; i < m; i++)
+			memset(dst + i * ld + j, 0, MOE_PACK_N * sizeof *dst);
+	}
+}
+
+static void scatter_t(const struct moe_tiles *t, const struct moe_expert *e,
+		      struct moe_expert_rows *w)
+{
+	struct moe_widths d = moe_widths_of(t, e, w);
+	struct moe_fwd_seg seg = { w->panel, d.H, 0, (int)d.H, NULL };
+
+	t->pack_fwd(w->m, w->grad_out, w->H, w->token, w->H, d.H, w->panel, d.H, 0);
+	if (e->r)
+		thin_t(t, w->m, &d, seg, e->down_b_t, d.stride_h, w->z, d.r);
+}
 
 void moe_packed_expert_scatter(const struct moe_tiles *t, const struct moe_expert *e,
 			       struct moe_expert_rows *w, void *scratch)
@@ -14,6 +45,10 @@ void moe_packed_expert_scatter(const struct moe_tiles *t, const struct moe_exper
 	struct moe_expert_scratch s = moe_expert_scratch_of(t, e, w, scratch);
 	int64_t n = moe_round_up(w->H, MOE_PACK_N);
 
+	if (e->gate_t.data) {
+		scatter_t(t, e, w);
+		return;
+	}
 	t->pack_bwd(w->m, w->grad_out, w->H, w->token, w->H, d.H, w->panel, d.H, 0);
 	for (int64_t j = 0; e->r && j < d.r; j += t->lora_pad) {
 		struct moe_bwd_seg seg = {
@@ -34,7 +69,15 @@ struct down_bwd {
 	struct moe_widths d;
 	struct moe_expert_scratch s;
 	const void *u_gate, *u_up, *zw; /* pair arrays [m, r'] */
+	bool transposed;
 };
+
+/* 16 columns of dgate or dup, f32 rows, as what the rest of the backward reads */
+static void pack_columns(const struct down_bwd *b, const float *src, void *panel, int64_t col)
+{
+	(b->transposed ? b->t->pack_fwd : b->t->pack_bwd)(
+		b->w->m, src, MOE_PACK_N, NULL, MOE_PACK_N, MOE_PACK_N, panel, b->d.I, col);
+}
 
 /* z as operand; u and w z as pair arrays */
 static void prepare_thin(struct down_bwd *b)
@@ -44,7 +87,8 @@ static void prepare_thin(struct down_bwd *b)
 	int64_t r = b->d.r, ra = b->d.ra;
 	const uint16_t *u = w->u;
 
-	b->t->pack_bwd(w->m, w->z, r, NULL, r, r, s->thin_panel, r, 0);
+	(b->transposed ? b->t->pack_fwd : b->t->pack_bwd)(w->m, w->z, r, NULL, r, r, s->thin_panel,
+							  r, 0);
 	if (!b->g->down_a)
 		return;
 	b->t->pairs_bf16(w->m, u, ra, NULL, (int)r, s->pair[2]);
@@ -81,16 +125,11 @@ static void column(const struct down_bwd *b, int64_t col, const float *dh, int64
 {
 	const struct moe_expert_rows *w = b->w;
 	const struct moe_expert_scratch *s = &b->s;
-	struct moe_swiglu_rows kept = { .m = w->m,
-					.ld = b->d.I,
-					.gate = (uint16_t *)w->gate + col,
-					.up = (uint16_t *)w->up + col,
-					.weight = w->weight };
+	struct moe_swiglu_rows kept = moe_kept_rows(w, col);
 
 	b->t->swiglu_bwd(&kept, dh, ld, s->f0, s->f1, s->f2, s->lanes);
-	b->t->pack_bwd(w->m, s->f0, MOE_PACK_N, NULL, MOE_PACK_N, MOE_PACK_N, w->dgate, b->d.I,
-		       col);
-	b->t->pack_bwd(w->m, s->f1, MOE_PACK_N, NULL, MOE_PACK_N, MOE_PACK_N, w->dup, b->d.I, col);
+	pack_columns(b, s->f0, w->dgate, col);
+	pack_columns(b, s->f1, w->dup, col);
 	if (b->e->r && b->g->down_a)
 		thin_gradients(b, col);
 	if (b->g->down) /* weight_grad reads h again */
@@ -98,28 +137,76 @@ static void column(const struct down_bwd *b, int64_t col, const float *dh, int64
 			       col);
 }
 
-/* Columns begin..end of I, one chunk or less. */
-static void chunk(const struct down_bwd *b, int64_t begin, int64_t end)
+/* dh of `width` columns into step */
+static void hidden_gradient(const struct down_bwd *b, int64_t col, int width)
 {
 	const struct moe_expert_rows *w = b->w;
 	const struct moe_expert_scratch *s = &b->s;
-	int step = b->t->bwd_columns(w->m);
-	int64_t n = moe_round_up(w->H, MOE_PACK_N);
+	struct moe_bwd_seg seg[2] = {
+		{ w->panel, b->d.H, 0, (int)moe_round_up(w->H, MOE_PACK_N),
+		  moe_at(b->e->down.data, MOE_PACK_N * col), b->d.stride_i },
+		{ s->thin_panel, b->d.r, 0, (int)b->d.thin, NULL, b->d.stride_i },
+	};
+
+	if (b->e->r)
+		seg[1].w = moe_at(b->e->down_a_packed, MOE_PACK_N * col);
+	b->t->bwd(w->m, seg, b->e->r ? 2 : 1, width, s->step, width, MOE_OUT_STORE, s->bwd);
+}
+
+/* Columns begin..end of I, one chunk or less; dh (rows ld apart): NULL where it is still to be
+ * computed. */
+static void chunk(const struct down_bwd *b, int64_t begin, int64_t end, const float *dh, int64_t ld)
+{
+	int64_t step = dh ? MOE_CHUNK : b->t->bwd_columns(b->w->m);
 
 	for (int64_t col = begin; col < end; col += step) {
 		int width = (int)MOE_MIN(step, end - col);
-		struct moe_bwd_seg seg[2] = {
-			{ w->panel, b->d.H, 0, (int)n, moe_at(b->e->down.data, MOE_PACK_N * col),
-			  b->d.stride_i },
-			{ s->thin_panel, b->d.r, 0, (int)b->d.thin, NULL, b->d.stride_i },
+
+		if (!dh)
+			hidden_gradient(b, col, width);
+		for (int i = 0; i < width; i += MOE_PACK_N)
+			column(b, col + i, dh ? dh + (col - begin) + i : b->s.step + i,
+			       dh ? ld : width);
+	}
+}
+
+/* The same by transposed copies: 16 columns at a time. */
+static void chunk_t(const struct down_bwd *b, int64_t begin, int64_t end)
+{
+	const struct moe_expert_rows *w = b->w;
+	const struct moe_expert_scratch *s = &b->s;
+
+	for (int64_t col = begin; col < end; col += MOE_PACK_N) {
+		const uint16_t *down = moe_at(b->e->down_t.data, col / MOE_PACK_N * b->d.stride_h);
+		struct moe_fwd_seg seg[2] = {
+			{ w->panel, b->d.H, 0, (int)b->d.H, down },
+			{ s->thin_panel, b->d.r, 0, (int)b->d.r, NULL },
 		};
 
 		if (b->e->r)
-			seg[1].w = moe_at(b->e->down_a_packed, MOE_PACK_N * col);
-		b->t->bwd(w->m, seg, b->e->r ? 2 : 1, width, s->step, width, MOE_OUT_STORE, s->bwd);
-		for (int i = 0; i < width; i += MOE_PACK_N)
-			column(b, col + i, s->step + i, width);
+			seg[1].w = moe_at(b->e->down_a_t, col / MOE_PACK_N * b->d.stride_r);
+		b->t->fwd(w->m, seg, b->e->r ? 2 : 1,
+			  col + MOE_PACK_N < end ? down + b->d.stride_h : NULL, s->step, MOE_PACK_N,
+			  MOE_OUT_STORE);
+		column(b, col, s->step, MOE_PACK_N);
 	}
+	if (end == b->d.I || end < moe_round_up(w->I, MOE_PACK_N))
+		return;
+	memset(s->f0, 0, (size_t)w->m * MOE_PACK_N * sizeof *s->f0); /* the panels' padding */
+	pack_columns(b, s->f0, w->dgate, end);
+	pack_columns(b, s->f0, w->dup, end);
+}
+
+static void thin_backward_t(const struct down_bwd *b, int c, int64_t begin, int64_t end)
+{
+	const struct moe_expert_rows *w = b->w;
+	int64_t r = b->d.r, padded = MOE_MIN(moe_round_up(end, MOE_PACK_K), b->d.I);
+	float *part = w->w_part + (size_t)c * w->part_rows * 2 * (size_t)r;
+	struct moe_fwd_seg seg = { w->dgate, b->d.I, (int)begin, (int)(padded - begin), NULL };
+
+	thin_t(b->t, w->m, &b->d, seg, b->e->gate_b_t, b->d.stride_i, part, 2 * r);
+	seg.x = w->dup;
+	thin_t(b->t, w->m, &b->d, seg, b->e->up_b_t, b->d.stride_i, part + r, 2 * r);
 }
 
 /* The chunk's share of dgate B and dup B */
@@ -165,21 +252,65 @@ void moe_packed_expert_down_bwd(const struct moe_tiles *t, const struct moe_expe
 			      .w = w,
 			      .g = g,
 			      .d = moe_widths_of(t, e, w),
-			      .s = moe_expert_scratch_of(t, e, w, scratch) };
+			      .s = moe_expert_scratch_of(t, e, w, scratch),
+			      .transposed = e->gate_t.data != NULL };
+
+	int64_t first = (int64_t)c0 * MOE_CHUNK;
+	int64_t all = MOE_MIN((int64_t)c1 * MOE_CHUNK, moe_round_up(w->I, MOE_PACK_N)) - first;
+	bool at_once = !b.transposed && t->bwd_columns(w->m) > MOE_CHUNK && all > 0;
 
 	if (e->r)
 		prepare_thin(&b);
+	if (at_once)
+		hidden_gradient(&b, first, (int)all);
 	for (int c = c0; c < c1; c++) {
 		int64_t begin = (int64_t)c * MOE_CHUNK;
 		int64_t end = MOE_MIN(begin + MOE_CHUNK, moe_round_up(w->I, MOE_PACK_N));
 		float *dgw = w->dgw_part + (size_t)c * w->part_rows;
 
 		memset(b.s.lanes, 0, (size_t)w->m * MOE_PACK_N * sizeof *b.s.lanes);
-		chunk(&b, begin, end);
+		if (b.transposed)
+			chunk_t(&b, begin, end);
+		else
+			chunk(&b, begin, end, at_once ? b.s.step + (begin - first) : NULL, all);
 		for (int i = 0; i < w->m; i++)
 			dgw[i] = sum16(b.s.lanes + i * MOE_PACK_N);
 		if (e->r)
-			thin_backward(&b, c, begin, end);
+			(b.transposed ? thin_backward_t : thin_backward)(&b, c, begin, end);
+	}
+	t->fence();
+}
+
+static void gate_up_bwd_t(const struct moe_tiles *t, const struct moe_expert *e,
+			  struct moe_expert_rows *w, int c0, int c1, void *scratch)
+{
+	struct moe_widths d = moe_widths_of(t, e, w);
+	struct moe_expert_scratch s = moe_expert_scratch_of(t, e, w, scratch);
+	int64_t begin = (int64_t)c0 * MOE_CHUNK;
+	int64_t end = MOE_MIN((int64_t)c1 * MOE_CHUNK, moe_round_up(w->H, MOE_PACK_N));
+
+	if (e->r) {
+		moe_sum_chunks(moe_chunk_count(w->I), w->part_rows, w->m, 2 * d.r, w->w_part,
+			       s.thin);
+		t->pack_fwd(w->m, s.thin, 2 * d.r, NULL, 2 * d.r, 2 * d.r, s.thin_panel, 2 * d.r,
+			    0);
+	}
+	for (int64_t n = begin; n < end; n += MOE_PACK_N) {
+		int64_t at = n / MOE_PACK_N;
+		const uint16_t *gate = moe_at(e->gate_t.data, at * d.stride_i);
+		struct moe_fwd_seg seg[4] = {
+			{ w->dgate, d.I, 0, (int)d.I, gate },
+			{ w->dup, d.I, 0, (int)d.I, moe_at(e->up_t.data, at * d.stride_i) },
+			{ s.thin_panel, 2 * d.r, 0, (int)d.r, NULL },
+			{ s.thin_panel, 2 * d.r, (int)d.r, (int)d.r, NULL },
+		};
+
+		if (e->r) {
+			seg[2].w = moe_at(e->gate_a_t, at * d.stride_r);
+			seg[3].w = moe_at(e->up_a_t, at * d.stride_r);
+		}
+		t->fwd(w->m, seg, e->r ? 4 : 2, n + MOE_PACK_N < end ? gate + d.stride_i : NULL,
+		       w->y + n, d.H, MOE_OUT_STREAM);
 	}
 	t->fence();
 }
@@ -193,6 +324,10 @@ void moe_packed_expert_gate_up_bwd(const struct moe_tiles *t, const struct moe_e
 	int64_t begin = (int64_t)c0 * MOE_CHUNK, end = MOE_MIN((int64_t)c1 * MOE_CHUNK, d.H);
 	int step = t->bwd_columns(w->m);
 
+	if (e->gate_t.data) {
+		gate_up_bwd_t(t, e, w, c0, c1, scratch);
+		return;
+	}
 	if (e->r) {
 		moe_sum_chunks(moe_chunk_count(w->I), w->part_rows, w->m, 2 * d.r, w->w_part,
 			       s.thin);

@@ -37,7 +37,7 @@ static struct linear_scratch carve(const struct moe_tiles *t, struct moe_carver 
 	s.pair_x = moe_carve(c, M * GRAD_STRIP * (size_t)t->pair_bytes);
 	s.pair_dy = moe_carve(c, M * GRAD_STRIP * (size_t)t->pair_bytes);
 	s.pair_thin = moe_carve(c, M * (size_t)rp * (size_t)t->pair_bytes);
-	s.bwd = moe_carve(c, t->bwd_scratch(m, np + rp, MOE_CHUNK));
+	s.bwd = moe_carve(c, t->bwd_scratch(m, np + rp, (int)MOE_MAX(MOE_CHUNK, kp)));
 	return s;
 }
 
@@ -172,6 +172,8 @@ void moe_packed_linear_bwd(const struct moe_tiles *t, moe_pack_rows *pack, int m
 		pack_b(t, pack, W->n, np, lora, s.b);
 		thin_bwd(t, m, np, lora, &s);
 	}
+	if (W->k != kp) /* the last columns go through `tile` */
+		step = MOE_MIN(step, MOE_CHUNK);
 	for (int64_t k = 0; k < kp; k += step) {
 		int width = (int)MOE_MIN(step, kp - k);
 		int64_t inside = MOE_MIN(width, W->k - k);

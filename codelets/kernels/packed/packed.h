@@ -31,6 +31,12 @@ void moe_packed_lora_pack(const struct moe_tiles *t, moe_pack_rows *pack, enum m
 			  const float *src, int64_t n, int64_t k, int64_t n0, int64_t n1,
 			  float scale, void *dst);
 
+/* transpose.c */
+void moe_packed_weight_transpose(const struct moe_tiles *t, const struct moe_weight *W, void *dst);
+void moe_packed_lora_pack_t(const struct moe_tiles *t, enum moe_lora_side side, const float *src,
+			    int64_t n, int64_t k, int64_t n0, int64_t n1, float scale,
+			    moe_to_bf16 *to_bf16, void *dst);
+
 /* linear.c */
 size_t moe_packed_linear_scratch(const struct moe_tiles *t, int m, int64_t n, int64_t k, int r);
 void moe_packed_linear(const struct moe_tiles *t, moe_pack_rows *pack, int m,
@@ -54,8 +60,8 @@ struct moe_attention_ops {
 	struct moe_softmax_ops softmax;
 };
 size_t moe_packed_attention_scratch(const struct moe_tiles *t, int dim);
-void moe_packed_attention(const struct moe_attention_ops *ops, const struct moe_attention *a, int q0,
-			  int q1, int h0, int h1, void *scratch);
+void moe_packed_attention(const struct moe_attention_ops *ops, const struct moe_attention *a,
+			  int q0, int q1, int h0, int h1, void *scratch);
 void moe_packed_attention_centre(const struct moe_attention_ops *ops, const struct moe_attention *a,
 				 int q0, int q1);
 void moe_packed_attention_bwd_q(const struct moe_attention_ops *ops, const struct moe_attention *a,

@@ -36,6 +36,11 @@ MOE_BIND_WITH(OWN(pack_rows), lora_pack,
 	      (enum moe_lora_side side, const float *src, int64_t n, int64_t k, int64_t n0,
 	       int64_t n1, float scale, void *dst),
 	      side, src, n, k, n0, n1, scale, dst)
+MOE_BIND(void, weight_transpose, (const struct moe_weight *W, void *dst), W, dst)
+MOE_BIND(void, lora_pack_t,
+	 (enum moe_lora_side side, const float *src, int64_t n, int64_t k, int64_t n0, int64_t n1,
+	  float scale, void *dst),
+	 side, src, n, k, n0, n1, scale, OWN(to_bf16), dst)
 MOE_BIND(size_t, linear_scratch, (int m, int64_t n, int64_t k, int r), m, n, k, r)
 MOE_BIND_WITH(OWN(pack_rows), linear,
 	      (int m, const struct moe_weight *W, int64_t n0, int64_t n1, const float *x,
@@ -107,16 +112,16 @@ MOE_BIND_GRAD(expert_weight_grad)
 	.tiles = &MOE_TILES, .width_pad = MOE_PACK_K, .x16 = true, .kept_bytes = 2,                \
 	.weight_bytes = bound_weight_bytes, .weight_pack = bound_weight_pack,                      \
 	.weight_unpack = bound_weight_unpack, .lora_bytes = bound_lora_bytes,                      \
-	.lora_pack = bound_lora_pack, .linear_scratch = bound_linear_scratch,                      \
+	.lora_pack = bound_lora_pack, .weight_transpose = bound_weight_transpose,                  \
+	.lora_pack_t = bound_lora_pack_t, .linear_scratch = bound_linear_scratch,                  \
 	.linear = bound_linear, .linear_bwd = bound_linear_bwd,                                    \
 	.linear_lora_grad = bound_linear_lora_grad, .linear_weight_grad = ref_linear_weight_grad,  \
 	.attention_scratch = bound_attention_scratch, .attention = bound_attention,                \
-	.attention_centre = bound_attention_centre,                                                \
-	.attention_bwd_q = bound_attention_bwd_q, .attention_bwd_kv = bound_attention_bwd_kv,      \
-	.expert_scratch = bound_expert_scratch, .expert_gather = bound_expert_gather,              \
-	.expert_gate_up = bound_expert_gate_up, .expert_down = bound_expert_down,                  \
-	.expert_scatter = bound_expert_scatter, .expert_down_bwd = bound_expert_down_bwd,          \
-	.expert_gate_up_bwd = bound_expert_gate_up_bwd,                                            \
+	.attention_centre = bound_attention_centre, .attention_bwd_q = bound_attention_bwd_q,      \
+	.attention_bwd_kv = bound_attention_bwd_kv, .expert_scratch = bound_expert_scratch,        \
+	.expert_gather = bound_expert_gather, .expert_gate_up = bound_expert_gate_up,              \
+	.expert_down = bound_expert_down, .expert_scatter = bound_expert_scatter,                  \
+	.expert_down_bwd = bound_expert_down_bwd, .expert_gate_up_bwd = bound_expert_gate_up_bwd,  \
 	.expert_lora_grad = bound_expert_lora_grad,                                                \
 	.expert_weight_grad = bound_expert_weight_grad, MOE_ELEMENTWISE_KERNELS
 

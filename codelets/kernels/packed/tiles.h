@@ -7,8 +7,9 @@
  * Packed weight [n, k] (bf16, moe_packed_* in layout.h): n in panels of 16 rows, k padded to
  * MOE_PACK_K; a panel is blocks of 16 n x 8 k (MOE_LAYOUT_BLOCKS8: [k/8][16][8]) or of 16 n x 32 k
  * (MOE_LAYOUT_BLOCKS32: [k/32][16][32]). In both, columns k.. of a panel (k a multiple of the
- * block's) begin at element 16 k, and panels are moe_packed_stride(k) elements apart, not a power
- * of two. Pad rows and columns are zero. One layout serves y = x W^T (fwd) and dx = dy W (bwd).
+ * block's) begin at element 16 k, and panels are moe_packed_stride(k) elements apart, not a
+ * multiple of 2 KB. Pad rows and columns are zero. One layout serves y = x W^T (fwd) and dx = dy W
+ * (bwd).
  *
  * Activations come in panels: tiles of up to fwd_rows or bwd_rows(m) rows, in the order that the
  * micro-kernel reads them, elements of panel_bytes. A panel of m rows and width w (a multiple of
@@ -21,7 +22,8 @@
  * are 64-byte aligned at their base; rows that come from or go to the caller (src, dst, y, dh, c)
  * only as their type needs, and ld is arbitrary: MOE_OUT_STREAM streams where it can and stores
  * elsewhere. Non-temporal stores are ordered by fence(), called by the drivers at the end of an op.
- * A segment may be empty (k or n 0: a part without columns of I): it adds nothing, and y is written.
+ * A segment may be empty (k or n 0: a part without columns of I): it adds nothing, and y is
+ * written.
  */
 #ifndef MOE_CODELETS_KERNELS_PACKED_TILES_H
 #define MOE_CODELETS_KERNELS_PACKED_TILES_H
@@ -55,6 +57,8 @@ struct moe_bwd_seg {
 	int64_t stride;	   /* elements between panels */
 };
 #define MOE_MAX_SEGS 4
+#define MOE_LONG_ROWS 3
+#define MOE_ALL_COLUMNS (1 << 24) /* a multiple of MOE_CHUNK beyond any width */
 
 struct moe_swiglu_rows {
 	int m;
@@ -99,10 +103,12 @@ struct moe_tiles {
 	void (*fwd)(int m, const struct moe_fwd_seg *seg, int nseg, const uint16_t *next, float *y,
 		    int64_t ldy, enum moe_out out);
 	/* How many columns one call of bwd should take for m rows so that its result stays in L1:
-	 * 32, or up to MOE_CHUNK where the weights are walked in memory order. Always a divisor of
-	 * MOE_CHUNK. */
+	 * 32, or up to MOE_CHUNK where the weights are walked in memory order: a divisor of
+	 * MOE_CHUNK. Up to MOE_LONG_ROWS rows it may be MOE_ALL_COLUMNS: all that the caller has,
+	 * for the CPU prefetches best where whole panels follow each other. */
 	int (*bwd_columns)(int m);
-	/* Bytes of scratch that bwd needs for `columns` columns of segments with n rows in all. */
+	/* Bytes of scratch that bwd needs for up to m rows and `columns` columns of segments with n
+	 * rows in all. */
 	size_t (*bwd_scratch)(int m, int64_t n, int columns);
 	/* y[m, columns] = sum over segments of g W; columns a multiple of 16 */
 	void (*bwd)(int m, const struct moe_bwd_seg *seg, int nseg, int columns, float *y,

@@ -1,0 +1,541 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Transposed copies: the kernels that make them, blocks and models that multiply by them, what they take, the
+ * order of the tasks that fill them, and packing again after an update.
+ */
+#include "api/block.h"
+#include "codelets/update.h"
+#include "tests/block_check.h"
+#include "tests/machine_check.h"
+#include "tests/model_reference.h"
+
+#include <math.h>
+
+const char moe_suite_name[] = "repack";
+
+static const char *const modes[] = { "direct", "shared:1", "resident" };
+
+static bool has_copies(const struct moe_kernels *k)
+{
+	return k->supported() && k->weight_transpose && moe_kernels_enable(k) == MOE_OK;
+}
+
+static uint64_t random_state = 1;
+
+static double uniform(void) /* [-1, 1) */
+{
+	random_state ^= random_state << 13;
+	random_state ^= random_state >> 7;
+	random_state ^= random_state << 17;
+	return (double)(random_state >> 11) * 0x1p-52 - 1.0;
+}
+
+static float *randoms(int64_t n)
+{
+	float *p = malloc((size_t)(n + 1) * sizeof *p);
+
+	for (int64_t i = 0; i < n; i++)
+		p[i] = (float)uniform();
+	return p;
+}
+
+static float *transposed(const float *src, int64_t n, int64_t k)
+{
+	float *p = malloc((size_t)(n * k + 1) * sizeof *p);
+
+	for (int64_t i = 0; i < n * k; i++)
+		p[i % k * n + i / k] = src[i];
+	return p;
+}
+
+static void *bytes_of(size_t n, int value)
+{
+	void *p = aligned_alloc(64, (n + 127) / 64 * 64);
+
+	memset(p, value, n);
+	return p;
+}
+
+/* ---- kernels ---- */
+
+/* Packed and transposed is what packing the transposed source gives, with its padding. */
+static void check_weight(const struct moe_kernels *k, int64_t n, int64_t cols)
+{
+	float *src = randoms(n * cols), *src_t = transposed(src, n, cols);
+	size_t bytes = k->weight_bytes(MOE_F32, cols, n, MOE_USE_GEMM);
+	struct moe_weight W = { .data = bytes_of(k->weight_bytes(MOE_F32, n, cols, MOE_USE_GEMM), 0xff) };
+	struct moe_weight want = { .data = bytes_of(bytes, 0xff) };
+	void *got = bytes_of(bytes, 0xff);
+
+	k->weight_pack(&W, src, MOE_F32, n, cols, cols, MOE_USE_GEMM);
+	k->weight_pack(&want, src_t, MOE_F32, cols, n, n, MOE_USE_GEMM);
+	k->weight_transpose(&W, got);
+	if (!CHECK(!memcmp(got, want.data, bytes)))
+		printf("  %s [%lld, %lld]\n", k->name, (long long)n, (long long)cols);
+	free(src), free(src_t), free(W.data), free(want.data), free(got);
+}
+
+/* The same for A and B, by pieces of rows as an update packs them. */
+static void check_lora(const struct moe_kernels *k, enum moe_lora_side side, int64_t n, int64_t cols)
+{
+	enum moe_lora_side other = side == MOE_LORA_A ? MOE_LORA_B : MOE_LORA_A;
+	float *src = randoms(n * cols), *src_t = transposed(src, n, cols);
+	size_t bytes = k->lora_bytes(other, cols, n);
+	void *got = bytes_of(bytes, 0), *want = bytes_of(bytes, 0);
+
+	for (int64_t n0 = 0; n0 < n; n0 += 48)
+		k->lora_pack_t(side, src, n, cols, n0, n0 + 48, .75f, got);
+	k->lora_pack(other, src_t, cols, n, 0, cols, .75f, want);
+	if (!CHECK(!memcmp(got, want, bytes)))
+		printf("  %s LoRA %d [%lld, %lld]\n", k->name, side, (long long)n, (long long)cols);
+	free(src), free(src_t), free(got), free(want);
+}
+
+static void kernels(void)
+{
+	static const int64_t shapes[][2] = { { 1, 1 },	 { 16, 16 },  { 33, 5 },   { 5, 33 },
+					     { 48, 64 }, { 257, 90 }, { 320, 600 } };
+
+	for (int i = 0; moe_kernels_list[i]; i++) {
+		const struct moe_kernels *k = moe_kernels_list[i];
+
+		CHECK(!k->weight_transpose == !k->lora_pack_t);
+		if (!has_copies(k))
+			continue;
+		for (size_t s = 0; s < MOE_COUNT(shapes); s++)
+			check_weight(k, shapes[s][0], shapes[s][1]);
+		check_lora(k, MOE_LORA_A, 5, 77);
+		check_lora(k, MOE_LORA_A, 40, 600);
+		check_lora(k, MOE_LORA_B, 77, 5);
+		check_lora(k, MOE_LORA_B, 300, 16);
+	}
+}
+
+/* ---- blocks ---- */
+
+static struct moe_engine *open_isa(const char *isa, int workers, int parts)
+{
+	struct moe_engine_params p = {
+		.struct_size = sizeof p, .workers = workers, .parts = parts, .isa = isa
+	};
+	struct moe_engine *e = NULL;
+
+	CHECK_OK(moe_engine_open(&p, &e));
+	return e;
+}
+
+static struct block_case a_case(void)
+{
+	return (struct block_case){ .E = 6, .k = 2, .H = 100, .I = 300, .T = 40, .r = 5, .seed = 3 };
+}
+
+/* Everything that comes out of two steps with two backwards each. */
+static uint64_t run_steps(struct moe_engine *e, const struct block_case *c, struct block_data *d)
+{
+	struct moe_block *b = block_make(e, c, d, NULL);
+	uint64_t h = 1;
+
+	for (int i = 0; i < 2; i++) {
+		CHECK_OK(block_forward(b, d, true, d->out));
+		CHECK_OK(block_backward(b, d));
+		h = block_step(b, d, h);
+	}
+	moe_block_destroy(b);
+	return h;
+}
+
+static void compare_modes(const struct moe_kernels *k)
+{
+	struct moe_engine *e = open_isa(k->name, 2, 1);
+	struct block_case c = a_case();
+	int64_t n = (int64_t)c.T * c.H;
+	uint64_t bits[3];
+	double *first = malloc((size_t)n * sizeof *first), *other = malloc((size_t)n * sizeof *other);
+
+	for (int base = 0; e && base < 2; base++) {
+		struct block_data d;
+
+		c.base_grads = base;
+		block_data_make(&d, &c);
+		for (int i = 0; i < 3; i++) {
+			c.backward = modes[i];
+			bits[i] = run_steps(e, &c, &d);
+			for (int64_t j = 0; j < n; j++)
+				(i ? other : first)[j] = d.grad_x[j];
+			if (i)
+				CHECK(relative_error(other, first, n) < 1e-2);
+		}
+		/* the ring and the resident copy hold the same */
+		CHECK(bits[1] == bits[2]);
+		block_data_free(&d);
+	}
+	free(first), free(other);
+	CHECK_OK(moe_engine_close(e));
+}
+
+static void blocks(void)
+{
+	for (int i = 0; moe_kernels_list[i]; i++)
+		if (has_copies(moe_kernels_list[i]))
+			compare_modes(moe_kernels_list[i]);
+}
+
+/* Slots without an expert, experts without rows, a changing T, weights set anew. */
+static void block_changes(void)
+{
+	struct moe_engine *e = open_isa("c", 2, 2);
+	struct block_case c = a_case();
+	uint64_t bits[3];
+
+	c.routing = 2;
+	c.share_a = true;
+	for (int i = 0; i < 3; i++) {
+		struct block_data d, short_d;
+		struct moe_block *b;
+
+		c.backward = modes[i];
+		block_data_make(&d, &c);
+		short_d = d;
+		short_d.c.T = 3;
+		b = block_make(e, &c, &d, NULL);
+		bits[i] = block_step(b, &d, 1);
+		bits[i] = block_step(b, &short_d, bits[i]);
+		for (int64_t j = 0; j < d.n[MOE_BLOCK_UP_PROJ]; j++)
+			d.w[MOE_BLOCK_UP_PROJ][j] *= -1;
+		CHECK_OK(block_fill(b, &d));
+		bits[i] = block_step(b, &d, bits[i]);
+		moe_block_destroy(b);
+		block_data_free(&d);
+	}
+	/* the portable kernels add in one order either way */
+	CHECK(bits[0] == bits[1] && bits[0] == bits[2]);
+	CHECK_OK(moe_engine_close(e));
+}
+
+static void memory_and_info(void)
+{
+	struct moe_engine *e = open_isa("c", 2, 2);
+	struct block_case c = a_case();
+	struct moe_block_info info = { .struct_size = sizeof info };
+	struct moe_block_params p;
+	size_t bytes[3][2], direct = moe_memory_bytes(e, "weights", -1);
+	struct moe_block *b;
+
+	for (int i = 0; i < 3; i++) {
+		c.backward = modes[i];
+		p = block_params_of(&c);
+		CHECK_OK(moe_block_create(e, &p, &b));
+		CHECK_OK(moe_block_get_info(b, &info));
+		CHECK(!strcmp(info.backward_weights, modes[i]) && info.groups == b->layer.G);
+		CHECK(strchr(info.backward_costs, '*') != NULL);
+		for (int part = 0; part < 2; part++) {
+			size_t extra = i ? moe_transposed_bytes(&b->layer, MOE_F32, part) : 0;
+
+			bytes[i][part] = moe_memory_bytes(e, "weights", part);
+			CHECK(bytes[i][part] == bytes[0][part] + extra);
+			CHECK(!i || extra > 2 * 3 * 6 * 150 * 100);
+		}
+		moe_block_destroy(b);
+		CHECK(moe_memory_bytes(e, "weights", -1) == direct);
+	}
+	p.backward_weights = "shared:5";
+	CHECK_OK(moe_block_create(e, &p, &b));
+	CHECK_OK(moe_block_get_info(b, &info));
+	CHECK(!strcmp(info.backward_weights, "shared:1"));
+	moe_block_destroy(b);
+	p.backward_weights = "shared:0";
+	CHECK_ERROR(moe_block_create(e, &p, &b), MOE_ERR_CONFIG, "shared:0");
+	info.struct_size = 1;
+	CHECK_ERROR(moe_block_get_info(NULL, &info), MOE_ERR_ARG, "struct_size");
+	CHECK_OK(moe_engine_close(e));
+	e = open_isa("ref", 1, 1);
+	p.backward_weights = "resident";
+	CHECK_ERROR(moe_block_create(e, &p, &b), MOE_ERR_UNSUPPORTED, "resident");
+	p.backward_weights = "auto";
+	CHECK_OK(moe_block_create(e, &p, &b));
+	moe_block_destroy(b);
+	CHECK_OK(moe_engine_close(e));
+}
+
+/* A file that claims another machine makes another choice. */
+static void falsified_child(const void *arg)
+{
+	static const struct {
+		double backward, pack;
+		const char *want;
+	} claims[] = {
+		{ 1, 10, "direct" },
+		{ .3, 10, "resident" },
+		{ .3, 1e-3, "resident" },
+	};
+	struct block_case c = { .E = 4, .k = 4, .H = 512, .I = 512, .T = 256 };
+	struct moe_block_info info = { .struct_size = sizeof info };
+	struct moe_engine *e = open_isa("c", 2, 1);
+	struct moe_block *b;
+
+	(void)arg;
+	for (size_t i = 0; i < MOE_COUNT(claims); i++) {
+		struct moe_machine_rates_file f = claimed("c", 1);
+		struct moe_block_params p = block_params_of(&c);
+
+		for (int j = 0; j < MOE_RATE_POINTS; j++)
+			f.isa[0].gemm_gflops[MOE_GEMM_BACKWARD][j] =
+				claims[i].backward * f.isa[0].gemm_gflops[MOE_GEMM_FORWARD][j];
+		f.isa[0].pack_gbps = claims[i].pack;
+		CHECK_OK(moe_machine_file_write(machine_path("m.json"), &f));
+		setenv("MOESAIC_MACHINE", machine_path("m.json"), 1);
+		CHECK_OK(moe_block_create(e, &p, &b));
+		CHECK_OK(moe_block_get_info(b, &info));
+		if (!CHECK(!strcmp(info.backward_weights, claims[i].want)))
+			printf("  claim %zu: %s\n%s", i, info.backward_weights, info.backward_costs);
+		CHECK((b->layer.transposed != NULL) == !strcmp(claims[i].want, "resident"));
+		moe_block_destroy(b);
+	}
+	CHECK_OK(moe_engine_close(e));
+}
+
+static void falsified(void)
+{
+	in_child("a falsified machine file", falsified_child, NULL);
+}
+
+/* ---- models ---- */
+
+#define CONFIG                                                                                     \
+	"{\"model_type\":\"qwen3_moe\",\"head_dim\":4,\"hidden_size\":40,"                         \
+	"\"num_attention_heads\":2,\"rms_norm_eps\":1e-5,\"hidden_act\":\"silu\","                 \
+	"\"max_position_embeddings\":512,\"rope_theta\":500.0,\"vocab_size\":50,"                  \
+	"\"num_key_value_heads\":1,\"intermediate_size\":12,\"moe_intermediate_size\":24,"         \
+	"\"num_experts\":4,\"num_experts_per_tok\":2,\"decoder_sparse_step\":1,"                   \
+	"\"norm_topk_prob\":true,\"tie_word_embeddings\":false,\"num_hidden_layers\":6,"           \
+	"\"mlp_only_layers\":[2]}"
+
+static struct moe_model *open_mode(struct moe_engine *e, const char *dir, const char *mode, bool train)
+{
+	struct moe_model_params p = { .struct_size = sizeof p,
+				      .dir = dir,
+				      .max_tokens = 200,
+				      .slots = 2,
+				      .lora_rank = 4,
+				      .inference_only = !train,
+				      .backward_weights = mode };
+	struct moe_model *m = NULL;
+
+	OK(moe_model_open(e, &p, &m));
+	return m;
+}
+
+/* Losses and parameters of steps of three micro-batches on two slots. */
+static uint64_t train_model(const char *isa, const char *dir, const char *mode, const char *used,
+			    size_t *weights)
+{
+	struct moe_engine *e = open_isa(isa, 2, 2);
+	struct moe_model_info info = { .struct_size = sizeof info };
+	struct run r = { .lr = 1e-2, .max_norm = 1 };
+	int32_t ids[200];
+	uint64_t h = 1;
+
+	for (int i = 0; i < 200; i++)
+		ids[i] = i * 7 % 50;
+	r.m = open_mode(e, dir, mode, true);
+	OK(moe_model_get_info(r.m, &info));
+	CHECK(!strcmp(info.backward_weights, used));
+	*weights = (size_t)info.weight_bytes;
+	for (int i = 0; i < 3; i++) {
+		add_batch(&r, 200);
+		moe_model_batch_add(&r.batch[i], ids + i, NULL, 150 - 30 * i);
+	}
+	for (int i = 0; i < 4; i++) {
+		double loss = step(&r, true);
+
+		CHECK(isfinite(loss));
+		h = hash_of(h, &loss, sizeof loss);
+		h = hash_of(h, &r.norm.norm, sizeof r.norm.norm);
+	}
+	free_run(&r);
+	moe_model_close(r.m);
+	CHECK_OK(moe_engine_close(e));
+	return h;
+}
+
+static void models(void)
+{
+	static const char *const rings[] = { "resident", "shared:1", "shared:2", "shared:3", "shared:9" };
+	struct ref_model ref;
+
+	ref_create(&ref, "repack", CONFIG, 7);
+	for (int i = 0; moe_kernels_list[i]; i++) {
+		const struct moe_kernels *k = moe_kernels_list[i];
+		size_t weights[MOE_COUNT(rings)], direct, copies;
+		uint64_t want = 0;
+
+		if (!has_copies(k))
+			continue;
+		train_model(k->name, ref.dir, "direct", "direct", &direct);
+		for (size_t j = 0; j < MOE_COUNT(rings); j++) {
+			uint64_t h = train_model(k->name, ref.dir, rings[j],
+						 j == 4 ? "resident" : rings[j], &weights[j]);
+
+			if (!j)
+				want = h;
+			if (!CHECK(h == want))
+				printf("  %s: other bits with %s\n", k->name, rings[j]);
+		}
+		copies = weights[0] - direct; /* of five layers */
+		CHECK(copies > 5 * 2 * 3 * 4 * 24 * 40 && copies % 5 == 0);
+		for (size_t j = 1; j < 4; j++)
+			CHECK(weights[j] == direct + copies / 5 * j);
+		CHECK(weights[4] == weights[0]);
+	}
+	ref_free(&ref);
+}
+
+static void model_errors(void)
+{
+	struct moe_engine *e = open_isa("c", 1, 1);
+	struct ref_model ref;
+	struct moe_model_params p = { .struct_size = sizeof p, .max_tokens = 200 };
+	struct moe_model_info info = { .struct_size = sizeof info };
+	struct moe_model *m = NULL;
+
+	ref_create(&ref, "repack", CONFIG, 7);
+	p.dir = ref.dir;
+	p.backward_weights = "sharing";
+	CHECK_ERROR(moe_model_open(e, &p, &m), MOE_ERR_CONFIG, "sharing");
+	p.inference_only = 1;
+	CHECK_ERROR(moe_model_open(e, &p, &m), MOE_ERR_CONFIG, "sharing");
+	p.backward_weights = "resident"; /* without a backward, no copies */
+	CHECK_OK(moe_model_open(e, &p, &m));
+	CHECK_OK(moe_model_get_info(m, &info));
+	CHECK(!strcmp(info.backward_weights, "direct"));
+	moe_model_close(m);
+	/* the most that holds the model but not its copies */
+	p.inference_only = 0;
+	p.backward_weights = "auto";
+	for (p.memory_limit = 1 << 16; moe_model_open(e, &p, &m) == MOE_ERR_NOFIT;)
+		p.memory_limit += 1 << 14;
+	CHECK_OK(moe_model_get_info(m, &info));
+	CHECK(!strcmp(info.backward_weights, "direct"));
+	moe_model_close(m);
+	p.backward_weights = "resident";
+	CHECK_ERROR(moe_model_open(e, &p, &m), MOE_ERR_NOFIT, "resident");
+	ref_free(&ref);
+	CHECK_OK(moe_engine_close(e));
+}
+
+/* ---- repack ---- */
+
+static const float *master_of(float *const masters[3], const struct moe_experts *l, int part, int which)
+{
+	return masters[which] + l->part[part].I * l->H * l->E * part;
+}
+
+/* Two layers of equal shape: one packed from the new values, one repacked from them by tasks. */
+static void repack(void)
+{
+	struct moe_engine *e = open_isa("c", 2, 2);
+	struct moe_experts_shape s = { .E = 5, .k = 2, .H = 50, .I = 80, .group_size = 2,
+				       .backward = MOE_BACKWARD_RESIDENT };
+	struct moe_experts a = { 0 }, b = { 0 };
+	struct moe_context c = { .engine = e };
+	struct moe_tensor *masters = NULL, *weights = NULL;
+	float *old = randoms(80 * 50), *part[3];
+
+	CHECK_OK(moe_kernels_select("c"));
+	CHECK_OK(moe_experts_alloc(e, &s, MOE_F32, &a));
+	CHECK_OK(moe_experts_alloc(e, &s, MOE_F32, &b));
+	for (int i = 0; i < 3; i++)
+		part[i] = randoms(2 * 5 * 40 * 50);
+	for (int x = 0; x < s.E; x++)
+		for (int i = 0; i < MOE_EXPERT_MATRICES; i++)
+			moe_experts_pack(&a, (enum moe_expert_matrix)i, x, old, MOE_F32);
+	for (int p = 0; p < 2; p++)
+		for (int x = 0; x < s.E; x++) {
+			struct moe_experts_part *bp = &b.part[p];
+			int64_t at = (int64_t)x * 40 * 50;
+
+			moe_kernels()->weight_pack(&bp->gate[x], master_of(part, &b, p, 0) + at, MOE_F32,
+						   40, 50, 50, MOE_USE_GEMM);
+			moe_kernels()->weight_pack(&bp->up[x], master_of(part, &b, p, 1) + at, MOE_F32,
+						   40, 50, 50, MOE_USE_GEMM);
+			moe_kernels()->weight_pack(&bp->down[x], master_of(part, &b, p, 2) + at, MOE_F32,
+						   50, 40, 40, MOE_USE_GEMM);
+			for (int i = 0; i < MOE_EXPERT_MATRICES; i++)
+				moe_expert_transpose(&b, b.transposed, p, x, (enum moe_expert_matrix)i);
+		}
+	CHECK_OK(moe_tensor_create(e, "masters", 0, -1, &masters));
+	moe_tensor_set_initialised(masters);
+	CHECK_OK(moe_tensor_create(e, "weights", 0, -1, &weights));
+	CHECK_OK(moe_submit_begin(e));
+	for (int i = 0; i < 2 * a.G; i++) {
+		struct moe_repack_args args = { .layer = &a, .part = i / a.G, .group = i % a.G };
+
+		args.gate = master_of(part, &a, args.part, 0);
+		args.up = master_of(part, &a, args.part, 1);
+		args.down = master_of(part, &a, args.part, 2);
+		CHECK_OK(moe_task_repack(&c, &args, masters, weights));
+		args.group = a.G;
+		CHECK_ERROR(moe_task_repack(&c, &args, masters, weights), MOE_ERR_ARG, "group");
+	}
+	moe_submit_end(e);
+	CHECK_OK(moe_engine_wait(e));
+	for (int p = 0; p < 2; p++) {
+		size_t packed = (size_t)((char *)a.part[p].gate[1].data - (char *)a.part[p].gate[0].data);
+
+		CHECK(!memcmp(a.part[p].gate[0].data, b.part[p].gate[0].data, 5 * packed));
+		CHECK(!memcmp(a.transposed->part[p].data, b.transposed->part[p].data,
+			      moe_transposed_bytes(&a, MOE_F32, p)));
+	}
+	moe_tensor_destroy(masters);
+	moe_tensor_destroy(weights);
+	moe_experts_free(e, &a);
+	moe_experts_free(e, &b);
+	free(old), free(part[0]), free(part[1]), free(part[2]);
+	CHECK_OK(moe_engine_close(e));
+}
+
+/* ---- the operating system's permission ---- */
+
+static int asked;
+
+static bool refuse(void)
+{
+	asked++;
+	return false;
+}
+
+static bool grant(void)
+{
+	asked++;
+	return true;
+}
+
+static void permission(void)
+{
+	static const struct moe_kernels without = { .name = "plain" };
+	static const struct moe_kernels yes = { .name = "granted", .enable = grant };
+	static const struct moe_kernels no = { .name = "refused", .enable = refuse };
+
+	CHECK_OK(moe_kernels_enable(&without));
+	CHECK_OK(moe_kernels_enable(&yes));
+	CHECK_OK(moe_kernels_enable(&yes));
+	CHECK(asked == 1);
+	CHECK_ERROR(moe_kernels_enable(&no), MOE_ERR_CONFIG, "MOESAIC_ISA");
+	CHECK(strstr(moe_last_error(), "refused") != NULL);
+	CHECK_ERROR(moe_kernels_enable(&no), MOE_ERR_CONFIG, "refused");
+	CHECK(asked == 3);
+	CHECK_ERROR(moe_engine_prepare("none"), MOE_ERR_CONFIG, "none");
+}
+
+const struct moe_test moe_suite_tests[] = {
+	{ "kernels", kernels },
+	{ "blocks in every mode", blocks },
+	{ "blocks that change", block_changes },
+	{ "memory, errors, what a block says", memory_and_info },
+	{ "a falsified machine file", falsified },
+	{ "models: rings and two micro-batches in flight", models },
+	{ "models: errors and no backward", model_errors },
+	{ "repack of changed masters", repack },
+	{ "permission of the operating system", permission },
+	{ NULL, NULL },
+};
