@@ -409,19 +409,20 @@ static enum moe_status submit_copy(struct moe_context *c, struct moe_stream *s,
 	return MOE_OK;
 }
 
-static struct moe_context context_of(struct moe_block *b, int priority)
+static struct moe_context context_of(struct moe_block *b, enum moe_phase phase, int priority)
 {
 	return (struct moe_context){ .engine = b->engine,
 				     .ticket = b->ticket,
 				     .layer = 0,
-				     .step = (int)b->steps,
+				     .step = (int)b->steps + 1,
+				     .phase = phase,
 				     .priority = priority };
 }
 
 static enum moe_status submit_forward(struct moe_block *b, const struct moe_array *x,
 				      const struct moe_array *out)
 {
-	struct moe_context c = context_of(b, 0);
+	struct moe_context c = context_of(b, MOE_PHASE_FORWARD, 0);
 	struct moe_moe_pass pass = pass_of(b);
 
 	MOE_TRY(begin_x(&c, b));
@@ -511,7 +512,7 @@ static enum moe_status submit_backward(struct moe_block *b, const struct moe_arr
 				       const struct moe_array *grad_x,
 				       const struct moe_array *grad_weights)
 {
-	struct moe_context c = context_of(b, 100);
+	struct moe_context c = context_of(b, MOE_PHASE_BACKWARD, 100);
 	struct moe_moe_pass pass = pass_of(b);
 	struct moe_stream *gx = &b->stream[MOE_BLOCK_GRAD_X];
 	struct moe_norm_bwd norm = { 0 };
@@ -616,7 +617,7 @@ static enum moe_status check_adamw(const struct moe_adamw_params *p)
 
 static enum moe_status update(struct moe_block *b, const struct moe_adamw_params *p)
 {
-	struct moe_context c = context_of(b, 0);
+	struct moe_context c = context_of(b, MOE_PHASE_UPDATE, 0);
 	struct moe_optimizer_step o = {
 		.adamw = { .lr = p->learning_rate,
 			   .beta1 = p->beta1,

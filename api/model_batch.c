@@ -91,6 +91,7 @@ struct moe_decoder_pass moe_model_pass(struct moe_model *m, int slot, const stru
 static struct moe_context context_of(struct moe_model *m, int micro)
 {
 	return (struct moe_context){ .engine = m->engine,
+				     .phase = MOE_PHASE_FORWARD,
 				     .ticket = m->ticket,
 				     .layer = -1,
 				     .micro = micro };

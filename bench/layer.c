@@ -9,6 +9,9 @@
  *   go [N]   N steps that are not timed (default 0), then one that is; prints its times
  *   bare     the bare GEMMs once, with the last step's ratio to them
  *   quit
+ *
+ * --trace FILE records the timed steps. --trace-cost instead times pairs of steps, one recorded and
+ * one not, in alternating order, and prints what recording costs.
  */
 #include "bench/layer/layer_bench.h"
 
@@ -174,18 +177,112 @@ static enum moe_status serve(struct bench *b)
 	return MOE_OK;
 }
 
+static enum moe_status trace_begin(struct bench *b)
+{
+	const struct layer_shape *s = &b->o.shape;
+	char *line = moe_format("shape=%s E=%d k=%d H=%d I=%d", s->name, s->E, s->k, s->H, s->I);
+	char *tokens = moe_format("tokens=%d", b->o.tokens);
+	const char *config[] = { "command=bench_layer", line, tokens };
+	struct moe_trace_params p = { .struct_size = sizeof p,
+				      .file = b->o.trace,
+				      .config = config,
+				      .n_config = MOE_COUNT(config) };
+	enum moe_status st = line && tokens ? moe_trace_start(b->engine, &p)
+					    : moe_fail(MOE_ERR_NOMEM, "no memory for a trace");
+
+	moe_free(line);
+	moe_free(tokens);
+	return st;
+}
+
+static enum moe_status trace_end(struct bench *b, struct moe_trace_info *info)
+{
+	*info = (struct moe_trace_info){ .struct_size = sizeof *info };
+	return moe_trace_stop(b->engine, info);
+}
+
+/* A step with marks around it, where a trace is written. */
+static enum moe_status run_marked(struct bench *b, struct layer_sample *s, int64_t number)
+{
+	enum moe_status st;
+
+	moe_trace_mark(b->engine, MOE_TRACE_STEP_BEGIN, number, b->o.tokens, -1);
+	st = run_step(b, s);
+	moe_trace_mark(b->engine, MOE_TRACE_STEP_END, number, b->o.tokens, -1);
+	return st;
+}
+
+static int by_value(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+static double quantile(double *v, int n, double q)
+{
+	qsort(v, (size_t)n, sizeof *v, by_value);
+	return v[(int)(q * (n - 1) + .5)];
+}
+
+/* Pairs; the order changes so that neither gets the warmer caches. */
+static enum moe_status measure_trace(struct bench *b)
+{
+	int n = b->o.repeat;
+	double *off = moe_calloc((size_t)n * 3, sizeof *off), *on = off + n, *ratio = on + n;
+	int64_t tasks = 0, bytes = 0, lost = 0;
+	double writer = 0;
+	struct layer_sample s;
+	enum moe_status st = off ? MOE_OK : moe_fail(MOE_ERR_NOMEM, "no memory for samples");
+
+	for (int i = 0; i < 2 * n && st == MOE_OK; i++) {
+		bool traced = (i & 1) != (i >> 1 & 1);
+		struct moe_trace_info info = { 0 };
+		double *v = s.value;
+
+		st = traced ? trace_begin(b) : MOE_OK;
+		st = st == MOE_OK ? run_marked(b, &s, i) : st;
+		if (traced && st == MOE_OK)
+			st = trace_end(b, &info);
+		(traced ? on : off)[i / 2] = v[LAYER_STEP] + v[LAYER_UPDATE];
+		tasks += info.tasks;
+		bytes += info.bytes;
+		lost += info.lost;
+		writer += info.writer_seconds;
+	}
+	for (int i = 0; i < n && st == MOE_OK; i++)
+		ratio[i] = 100 * (on[i] / off[i] - 1);
+	if (st == MOE_OK) {
+		double low = quantile(ratio, n, .25), mid = quantile(ratio, n, .5);
+		double high = quantile(ratio, n, .75), off_mid = quantile(off, n, .5);
+
+		printf("{\"pairs\": %d, \"tasks\": %.1f, \"bytes\": %.0f, \"lost\": %lld, "
+		       "\"off_ms\": %.3f, \"on_ms\": %.3f, \"cost_percent\": %.2f, "
+		       "\"quartiles\": [%.2f, %.2f], \"writer_ms\": %.3f}\n",
+		       n, (double)tasks / n, (double)bytes / n, (long long)lost, 1e3 * off_mid,
+		       1e3 * quantile(on, n, .5), mid, low, high, 1e3 * writer / n);
+	}
+	moe_free(off);
+	return st;
+}
+
 static enum moe_status measure(struct bench *b, struct layer_result *r)
 {
 	struct layer_sample *samples = moe_calloc((size_t)b->o.repeat, sizeof *samples);
+	struct moe_trace_info info;
 	enum moe_status st = MOE_OK;
 
 	if (!samples)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for the samples");
+	if (b->o.trace)
+		st = trace_begin(b);
 	for (int i = 0; i < b->o.repeat && st == MOE_OK; i++) {
-		st = run_step(b, &samples[i]);
+		st = run_marked(b, &samples[i], i + 1);
 		if (st == MOE_OK)
 			st = run_bare(b, &samples[i]);
 	}
+	if (b->o.trace && st == MOE_OK)
+		st = trace_end(b, &info);
 	r->samples = samples;
 	r->n = b->o.repeat;
 	if (st == MOE_OK && b->o.json)
@@ -210,6 +307,8 @@ static enum moe_status run(struct bench *b)
 	if (b->o.explain)
 		layer_explain(b->o.json || b->o.serve ? stderr : stdout, &b->o, b->engine, b->block,
 			      &b->data);
+	if (b->o.trace_cost)
+		return measure_trace(b);
 	if (!b->o.serve)
 		return measure(b, &r);
 	layer_print_ready(&b->o, b->engine, &b->data, &r);
@@ -230,6 +329,8 @@ static const char usage[] =
 	"  --backward M  direct, shared:1, resident or auto (default): what the backward multiplies by\n"
 	"  --json        one line of JSON\n"
 	"  --explain     also print what was decided (on stderr with --json or --serve)\n"
+	"  --trace FILE  record the timed steps\n"
+	"  --trace-cost  only time pairs of steps, recorded (into FILE or nowhere) and not\n"
 	"  --serve       steps on demand: go [N], bare, quit on stdin\n"
 	"MOESAIC_ISA names the kernel table.\n";
 
@@ -290,6 +391,11 @@ static bool take_option(int c, const char *text, struct layer_options *o)
 		return o->json = true;
 	case 'e':
 		return o->explain = true;
+	case 'c':
+		o->trace = text;
+		return true;
+	case 'C':
+		return o->trace_cost = true;
 	case 'v':
 		return o->serve = true;
 	default:
@@ -305,6 +411,7 @@ static const struct option options[] = {
 	{ "policy", required_argument, NULL, 'p' },  { "backward", required_argument, NULL, 'b' },
 	{ "json", no_argument, NULL, 'j' },
 	{ "explain", no_argument, NULL, 'e' },	     { "serve", no_argument, NULL, 'v' },
+	{ "trace", required_argument, NULL, 'c' },   { "trace-cost", no_argument, NULL, 'C' },
 	{ "help", no_argument, NULL, 'h' },	     { NULL, 0, NULL, 0 },
 };
 
@@ -334,6 +441,12 @@ int main(int argc, char **argv)
 		fputs(usage, stderr);
 		return 2;
 	}
+	if (b.o.serve && (b.o.trace || b.o.trace_cost)) {
+		fputs("bench_layer: --trace does not go with --serve\n", stderr);
+		return 2;
+	}
+	if (b.o.trace_cost && !b.o.trace)
+		b.o.trace = "/dev/null";
 	st = run(&b);
 	if (st != MOE_OK)
 		fprintf(stderr, "bench_layer: %s\n", moe_last_error());

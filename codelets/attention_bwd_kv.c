@@ -21,7 +21,7 @@ static double cost_us(const void *args)
 	/* steps of a block: exact enough, and cheap for long documents */
 	while (end < a->batch.T && a->batch.doc_start[end] < a->t1)
 		end += MOE_TOKEN_BLOCK;
-	return moe_task_us() + 2 * heads * moe_attention_us(a->t1 - a->t0, end - a->t0, d->dim);
+	return moe_task_us() + moe_attention_us(a->t1 - a->t0, end - a->t0, 2.0 * heads * d->dim);
 }
 
 MOE_CODELET(attention_bwd_kv, run, cost_us);

@@ -25,4 +25,4 @@ static double cost_us(const void *args)
 	return moe_task_us() + moe_weight_us(MOE_GEMM_BACKWARD, a->t1 - a->t0, &o->weight, o->r);
 }
 
-MOE_CODELET(attn_out_bwd, run, cost_us);
+MOE_CODELET_AT(attn_out_bwd, run, cost_us, MOE_HOME_LAYER);

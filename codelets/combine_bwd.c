@@ -47,4 +47,4 @@ static double cost_us(const void *args)
 	return us + moe_stream_us(((l->P > 1 ? l->P : l->k) + 3) * n, n); /* the norm reads x and grad */
 }
 
-MOE_CODELET(combine_bwd, run, cost_us);
+MOE_CODELET_AT(combine_bwd, run, cost_us, MOE_HOME_LAYER);

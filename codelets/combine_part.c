@@ -47,4 +47,4 @@ static double cost_us(const void *args)
 	return moe_task_us() + moe_stream_us(rows * a->layer->k * width, rows * width);
 }
 
-MOE_CODELET(combine_part, run, cost_us);
+MOE_CODELET_AT(combine_part, run, cost_us, MOE_HOME_PART);

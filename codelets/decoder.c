@@ -20,10 +20,10 @@ size_t moe_decoder_scratch(const struct moe_decoder *d)
 	return most + block * ((size_t)d->H + heads);
 }
 
-double moe_attention_us(int m, int64_t n, int dim)
+double moe_attention_us(int m, int64_t n, double dim)
 {
 	/* keys, then values; both f32 */
-	return 2 * moe_f32_gemm_us(MOE_GEMM_FORWARD, m, (double)n, dim);
+	return moe_f32_gemm_us(MOE_GEMM_FORWARD, m, (double)n, 2 * dim);
 }
 
 void moe_linear_apply(const struct moe_linear *l, int m, const float *x, float *y, void *scratch)

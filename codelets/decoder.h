@@ -143,7 +143,7 @@ static inline struct moe_lora moe_linear_lora(const struct moe_linear *l)
 size_t moe_decoder_scratch(const struct moe_decoder *d);
 /* Microseconds of attention of m query rows that see n keys each, per head; the backward is 2.5
  * times. */
-double moe_attention_us(int m, int64_t n, int dim);
+double moe_attention_us(int m, int64_t n, double dim);
 /* y[t0..t1) = x W^T + bias + LoRA and the reverse, on rows of n and k floats. */
 void moe_linear_apply(const struct moe_linear *l, int m, const float *x, float *y, void *scratch);
 void moe_linear_back(const struct moe_linear *l, int m, const float *dy, float *dx, bool accumulate,

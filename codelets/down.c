@@ -23,4 +23,4 @@ static double cost_us(const void *args)
 				 (double)l->part[a->part].I + l->r, moe_group_weight_bytes(a));
 }
 
-MOE_CODELET(down, run, cost_us);
+MOE_CODELET_AT(down, run, cost_us, MOE_HOME_PART);

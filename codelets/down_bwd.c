@@ -56,4 +56,4 @@ static double cost_us(const void *args)
 	return a->head ? us + moe_group_rows_us(a, l->r) : us;
 }
 
-MOE_CODELET(down_bwd, run, cost_us);
+MOE_CODELET_AT(down_bwd, run, cost_us, MOE_HOME_PART);

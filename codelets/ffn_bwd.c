@@ -66,4 +66,4 @@ static double cost_us(const void *args)
 	       moe_weight_us(MOE_GEMM_BACKWARD, m, &f->up, 0) + moe_stream_us(3 * n, 3 * n);
 }
 
-MOE_CODELET(ffn_bwd, run, cost_us);
+MOE_CODELET_AT(ffn_bwd, run, cost_us, MOE_HOME_LAYER);

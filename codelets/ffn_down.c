@@ -31,4 +31,4 @@ static double cost_us(const void *args)
 	return moe_task_us() + moe_weight_us(MOE_GEMM_FORWARD, a->t1 - a->t0, &a->ffn->down, 0);
 }
 
-MOE_CODELET(ffn_down, run, cost_us);
+MOE_CODELET_AT(ffn_down, run, cost_us, MOE_HOME_LAYER);

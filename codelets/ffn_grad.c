@@ -39,7 +39,7 @@ static double cost_us(const void *args)
 {
 	const struct moe_token_args *a = args;
 
-	return moe_task_us() + 3 * moe_grad_us(a->t1, a->ffn->H, a->ffn->I);
+	return moe_task_us() + moe_grad_us(a->t1, a->ffn->H, 3.0 * a->ffn->I);
 }
 
 MOE_CODELET(ffn_grad, run, cost_us);

@@ -37,4 +37,4 @@ static double cost_us(const void *args)
 	       moe_weight_us(MOE_GEMM_FORWARD, m, &a->ffn->up, 0) + moe_stream_us(2 * n, n);
 }
 
-MOE_CODELET(ffn_up, run, cost_us);
+MOE_CODELET_AT(ffn_up, run, cost_us, MOE_HOME_LAYER);

@@ -26,4 +26,4 @@ static double cost_us(const void *args)
 	return a->head ? us + moe_group_rows_us(a, l->ra) : us;
 }
 
-MOE_CODELET(gate_up, run, cost_us);
+MOE_CODELET_AT(gate_up, run, cost_us, MOE_HOME_PART);

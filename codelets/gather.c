@@ -22,4 +22,4 @@ static double cost_us(const void *args)
 	return moe_task_us() + moe_group_rows_us(a, a->layer->ra);
 }
 
-MOE_CODELET(gather, run, cost_us);
+MOE_CODELET_AT(gather, run, cost_us, MOE_HOME_PART);

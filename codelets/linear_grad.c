@@ -55,7 +55,7 @@ static double cost_us(const void *args)
 	double m = a->batch.T, n = (double)l->weight.n, k = (double)l->weight.k;
 
 	/* both thin projections, then both gradients; A and B stay in the cache */
-	return moe_task_us() + 2 * moe_f32_gemm_us(MOE_GEMM_FORWARD, m, l->r, n + k) +
+	return moe_task_us() + moe_f32_gemm_us(MOE_GEMM_FORWARD, m, l->r, 2 * (n + k)) +
 	       moe_stream_us(m * (n + k) * sizeof(float), 0);
 }
 

@@ -67,4 +67,4 @@ static double cost_us(const void *args)
 				 2 * sizeof(float));
 }
 
-MOE_CODELET(lora_grad, run, cost_us);
+MOE_CODELET_AT(lora_grad, run, cost_us, MOE_HOME_PART);

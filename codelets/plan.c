@@ -40,6 +40,9 @@ static void run(const void *args, struct moe_worker *worker)
 	}
 	memmove(plan->offset + 1, plan->offset, (size_t)l->E * sizeof *plan->offset);
 	plan->offset[0] = 0;
+	worker->offset = plan->offset;
+	worker->experts = l->E;
+	worker->slots = slots;
 	if (l->router && l->router->probs)
 		plan->aux_loss = aux_loss(l, plan, worker->scratch);
 }

@@ -49,4 +49,4 @@ static double cost_us(const void *args)
 	return us;
 }
 
-MOE_CODELET(qkv, run, cost_us);
+MOE_CODELET_AT(qkv, run, cost_us, MOE_HOME_LAYER);

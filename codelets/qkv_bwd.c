@@ -58,4 +58,4 @@ static double cost_us(const void *args)
 	return us;
 }
 
-MOE_CODELET(qkv_bwd, run, cost_us);
+MOE_CODELET_AT(qkv_bwd, run, cost_us, MOE_HOME_LAYER);

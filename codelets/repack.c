@@ -19,7 +19,8 @@ static void run(const void *args, struct moe_worker *worker)
 		k->weight_pack(&part->up[e], a->up + at, MOE_F32, I, H, H, MOE_USE_GEMM);
 		k->weight_pack(&part->down[e], a->down + at, MOE_F32, H, I, I, MOE_USE_GEMM);
 		for (int i = 0; i < MOE_EXPERT_MATRICES && l->transposed; i++)
-			moe_expert_transpose(l, l->transposed, a->part, e, (enum moe_expert_matrix)i);
+			moe_expert_transpose(l, l->transposed, a->part, e,
+					     (enum moe_expert_matrix)i);
 	}
 }
 
@@ -36,4 +37,4 @@ static double cost_us(const void *args)
 	       moe_cost_pack_us(moe_machine(), elements * (double)sizeof(float) + packed);
 }
 
-MOE_CODELET(repack, run, cost_us);
+MOE_CODELET_AT(repack, run, cost_us, MOE_HOME_PART);

@@ -28,4 +28,4 @@ static double cost_us(const void *args)
 	return moe_task_us() + moe_cost_pack_us(moe_machine(), n * bytes);
 }
 
-MOE_CODELET(repack_bwd, run, cost_us);
+MOE_CODELET_AT(repack_bwd, run, cost_us, MOE_HOME_PART);

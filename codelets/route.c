@@ -44,4 +44,4 @@ static double cost_us(const void *args)
 	       moe_cycles_us(MOE_CYCLES_EXP * m * l->E);
 }
 
-MOE_CODELET(route, run, cost_us);
+MOE_CODELET_AT(route, run, cost_us, MOE_HOME_LAYER);

@@ -60,4 +60,4 @@ static double cost_us(const void *args)
 	return moe_task_us() + moe_stream_us(4 * n * sizeof(float), 3 * n * sizeof(float));
 }
 
-MOE_CODELET(update, run, cost_us);
+MOE_CODELET_AT(update, run, cost_us, MOE_HOME_PART);

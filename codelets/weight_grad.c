@@ -31,4 +31,4 @@ static double cost_us(const void *args)
 				 a->layer->H, 2 * sizeof(float));
 }
 
-MOE_CODELET(weight_grad, run, cost_us);
+MOE_CODELET_AT(weight_grad, run, cost_us, MOE_HOME_PART);

@@ -6,20 +6,35 @@
 #include "engine/engine.h"
 #include "engine/starpu_compat.h"
 
+/* Where the memory is that a kind works on: for the trace's estimate of local and remote bytes. */
+enum moe_home {
+	MOE_HOME_NONE = 0, /* anywhere, or not known */
+	MOE_HOME_PART,	   /* all of it with the task's part */
+	MOE_HOME_LAYER,	   /* the weights with part (layer mod parts), the rest anywhere */
+};
+
 struct moe_codelet {
 	struct starpu_codelet cl;
 	struct starpu_perfmodel model;
 	/* the arithmetic; args as given at submission */
 	void (*run)(const void *args, struct moe_worker *worker);
-	/* predicted microseconds; called when the task is ready, so late token counts are final */
+	/*
+	 * Predicted microseconds; called when the task is ready, so late token counts are final.
+	 * Made of engine/cost.h's functions by sums only: they also count flops and bytes (struct
+	 * moe_work).
+	 */
 	double (*cost_us)(const void *args);
+	enum moe_home home;
 };
 
 void moe_codelet_body(void *buffers[], void *arg);
-double moe_codelet_predict(struct starpu_task *task, struct starpu_perfmodel_arch *arch, unsigned n);
+double moe_codelet_predict(struct starpu_task *task, struct starpu_perfmodel_arch *arch,
+			   unsigned n);
 
 /* Defines `struct moe_codelet moe_cl_<op>`. */
-#define MOE_CODELET(op, run_fn, cost_fn)                                                           \
+#define MOE_CODELET(op, run_fn, cost_fn) MOE_CODELET_AT(op, run_fn, cost_fn, MOE_HOME_NONE)
+/* The same with an enum moe_home. */
+#define MOE_CODELET_AT(op, run_fn, cost_fn, where_is)                                              \
 	struct moe_codelet moe_cl_##op = {                                                         \
 		.cl = { .where = STARPU_CPU,                                                       \
 			.cpu_funcs = { moe_codelet_body },                                         \
@@ -32,6 +47,7 @@ double moe_codelet_predict(struct starpu_task *task, struct starpu_perfmodel_arc
 			   .arch_cost_function = moe_codelet_predict },                            \
 		.run = run_fn,                                                                     \
 		.cost_us = cost_fn,                                                                \
+		.home = where_is,                                                                  \
 	}
 
 #endif

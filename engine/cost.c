@@ -3,6 +3,19 @@
 
 #include <math.h>
 
+static _Thread_local struct moe_work *counting; /* NULL: predicting */
+
+void moe_work_begin(struct moe_work *w)
+{
+	*w = (struct moe_work){ 0 };
+	counting = w;
+}
+
+void moe_work_end(void)
+{
+	counting = NULL;
+}
+
 double moe_cost_rate(const struct moe_machine *m, enum moe_gemm direction, double rows)
 {
 	const double *rate = m->rates.gemm_gflops[direction];
@@ -26,6 +39,11 @@ double moe_cost_gemm_us(const struct moe_machine *m, enum moe_gemm direction, do
 
 	if (!(rows > 0))
 		return 0;
+	if (counting) {
+		counting->flops += 2 * rows * n * k;
+		counting->weights += n * k * bytes_per_weight;
+		return 0;
+	}
 	compute = 2 * rows * n * k / (moe_cost_rate(m, direction, rows) * 1e3);
 	memory = n * k * bytes_per_weight / (moe_cost_read_gbps(m) * 1e3);
 	return MOE_MAX(compute, memory);
@@ -42,6 +60,11 @@ double moe_cost_stream_us(const struct moe_machine *m, double read, double writt
 	/* a copy reads and writes: what remains beside the reading is the writing */
 	double write_ns = MOE_MAX(1 / m->copy_gbps - 1 / m->read_gbps, 0.5 / m->copy_gbps);
 
+	if (counting) {
+		counting->read += read;
+		counting->written += written;
+		return 0;
+	}
 	return (read / m->read_gbps + written * write_ns) / (memory_share(m) * 1e3);
 }
 
@@ -49,6 +72,11 @@ double moe_cost_pack_us(const struct moe_machine *m, double bytes)
 {
 	double memory = m->copy_gbps * memory_share(m);
 
+	if (counting) {
+		counting->read += bytes;
+		counting->written += bytes;
+		return 0;
+	}
 	return bytes / (MOE_MIN(m->rates.pack_gbps, memory) * 1e3);
 }
 

@@ -8,6 +8,18 @@
 
 #include "engine/machine.h"
 
+/*
+ * The same functions count: between moe_work_begin and _end the calling thread's calls add up what they would
+ * have predicted the time of, and return 0. So kinds have one model, not two.
+ */
+struct moe_work {
+	double flops;	      /* a multiply-add is two */
+	double weights;	      /* bytes of a GEMM's second operand; also gradients that are added to */
+	double read, written; /* bytes of everything else that is known to move */
+};
+void moe_work_begin(struct moe_work *w); /* zeroes it */
+void moe_work_end(void);
+
 /* GFLOP/s with that many rows, between the measured points geometrically. */
 double moe_cost_rate(const struct moe_machine *m, enum moe_gemm direction, double rows);
 /* GB/s that one worker reads. */

@@ -92,6 +92,8 @@ static void destroy(struct moe_engine *e)
 	pthread_mutex_destroy(&e->lock);
 	pthread_mutex_destroy(&e->idle_lock);
 	pthread_mutex_destroy(&e->memory_lock);
+	pthread_mutex_destroy(&e->host_lock);
+	moe_free(e->deps.id);
 	pthread_cond_destroy(&e->idle_changed);
 	moe_free(e->policy);
 	moe_free(e->isa);
@@ -110,6 +112,7 @@ static enum moe_status open_engine(const struct moe_engine_params *p, struct moe
 	init_lock(&e->lock);
 	pthread_mutex_init(&e->idle_lock, NULL);
 	pthread_mutex_init(&e->memory_lock, NULL);
+	pthread_mutex_init(&e->host_lock, NULL);
 	pthread_cond_init(&e->idle_changed, NULL);
 	e->params = *p;
 	e->params.part_specs = NULL;
@@ -195,6 +198,7 @@ enum moe_status moe_engine_open_dry(int parts, int workers, struct moe_engine **
 	init_lock(&e->lock);
 	pthread_mutex_init(&e->idle_lock, NULL);
 	pthread_mutex_init(&e->memory_lock, NULL);
+	pthread_mutex_init(&e->host_lock, NULL);
 	pthread_cond_init(&e->idle_changed, NULL);
 	pthread_mutex_lock(&singleton_lock);
 	if (singleton && singleton->isa)
@@ -282,6 +286,8 @@ enum moe_status moe_engine_close(struct moe_engine *e)
 			      (long long)e->n_tensors);
 		goto out;
 	}
+	if (e->recorder)
+		moe_recorder_stop(e, NULL); /* what it says is in the log too */
 	moe_idle_drain(e, &e->outstanding);
 	pthread_mutex_lock(&e->idle_lock);
 	e->closing = true;
@@ -301,9 +307,11 @@ out:
 
 enum moe_status moe_engine_get_info(struct moe_engine *e, struct moe_engine_info *info)
 {
+	struct moe_idle idle;
 	int version[3];
 
 	MOE_TRY(moe_engine_check(e));
+	moe_engine_idle(e, &idle);
 	if (!info || info->struct_size < sizeof *info)
 		return moe_fail(MOE_ERR_ARG, "engine info: struct_size is not set");
 	starpu_get_version(&version[0], &version[1], &version[2]);
@@ -322,7 +330,7 @@ enum moe_status moe_engine_get_info(struct moe_engine *e, struct moe_engine_info
 		.handles = e->n_tensors,
 		.tasks = (int64_t)e->next_task,
 		.remote_tasks = atomic_load(&e->remote_tasks),
-		.busy_seconds = (double)atomic_load(&e->busy_ns) * 1e-9,
+		.busy_seconds = idle.busy,
 		.pauses = e->pauses,
 	};
 	pthread_mutex_unlock(&e->idle_lock);

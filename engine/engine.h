@@ -74,6 +74,11 @@ struct moe_worker {
 	int index;
 	void *scratch; /* at least moe_engine_reserve_scratch bytes */
 	int64_t rows;  /* set by the codelet: becomes tag.rows */
+	/* set by the codelet that routes, for traces: rows of expert i are offset[i + 1] -
+	 * offset[i]; the slots that could have been routed */
+	const int32_t *offset; /* [experts + 1], valid until the codelet returns */
+	int experts;
+	int64_t slots;
 };
 
 /* Grows every worker's scratch for the tasks submitted from now on. */
@@ -115,6 +120,12 @@ struct moe_host {
 enum moe_status moe_host_describe(struct moe_host *out);
 
 /*
+ * Not defined here but in codelets/kernels.c: what must be asked of the operating system while the
+ * process has no workers yet. Called by moe_engine_open, its error is that of open.
+ */
+enum moe_status moe_engine_prepare(const char *isa);
+
+/*
  * run(arg, part) on one thread per worker, each on its part's NUMA node, while the caller runs
  * meanwhile(arg); returns when all have returned: how many there were. Nothing may be outstanding.
  * Without threads the caller does it, then meanwhile.
@@ -122,11 +133,30 @@ enum moe_status moe_host_describe(struct moe_host *out);
 int moe_engine_parallel(struct moe_engine *e, void (*run)(void *arg, int part),
 			void (*meanwhile)(void *arg), void *arg);
 
-/*
- * Not defined here but in codelets/kernels.c: what must be asked of the operating system while the
- * process has no workers yet. Called by moe_engine_open, its error is that of open.
- */
-enum moe_status moe_engine_prepare(const char *isa);
+/* ---- traces (engine/recorder.h); moe_trace_* in api/ is their public face ---- */
+
+/* header: more lines "key=value" or NULL. MOE_ERR_STATE: one is running; MOE_ERR_BUSY: tasks are
+ * outstanding. */
+struct moe_recorder_params {
+	const char *file;
+	char *const *header; /* [n_header] lines "key=value" */
+	int n_header;
+	size_t ring_bytes; /* of each worker; 0: 512 KiB */
+	bool no_hardware;
+};
+enum moe_status moe_recorder_start(struct moe_engine *e, const struct moe_recorder_params *p);
+/* Waits for outstanding tasks, also while held. Fills out also where the file is not whole
+ * (MOE_ERR_IO). */
+enum moe_status moe_recorder_stop(struct moe_engine *e, struct moe_trace_info *out);
+/* Steps of a training; nothing without a trace. Tokens -1: not known. */
+void moe_recorder_mark(struct moe_engine *e, enum moe_trace_mark mark, int64_t step, int64_t tokens,
+		       int64_t trained);
+
+/* Where idle time went so far, workers together; seconds. See enum moe_idle_cause. */
+struct moe_idle {
+	double busy, cause[MOE_IDLE_CAUSES];
+};
+void moe_engine_idle(const struct moe_engine *e, struct moe_idle *out);
 
 /* ---- memory with a home ---- */
 

@@ -2,6 +2,7 @@
 /* When the workers run: the pause rule (design: one count, one pauser), holding, waiting, tickets.
  */
 #include "engine/internal.h"
+#include "engine/trace_format.h"
 
 #include <errno.h>
 #include <time.h>
@@ -14,6 +15,13 @@ void moe_idle_apply_pause(struct moe_engine *e)
 	if (stop == e->stopped)
 		return;
 	e->stopped = stop;
+	if (stop) {
+		e->stop_begin = atomic_load_explicit(&e->recording, memory_order_relaxed) ? moe_now_ns() : 0;
+		e->stop_asleep = e->asleep;
+	} else if (e->stop_begin) {
+		moe_recorder_host(e, e->stop_asleep ? MOE_MXT_HOST_SLEEP : MOE_MXT_HOST_HOLD,
+				  e->stop_begin, moe_now_ns());
+	}
 	if (stop)
 		starpu_pause();
 	else
@@ -140,7 +148,7 @@ enum moe_status moe_engine_release(struct moe_engine *e)
 	return st;
 }
 
-static enum moe_status wait_count(struct moe_engine *e, atomic_llong *count)
+static enum moe_status wait_here(struct moe_engine *e, atomic_llong *count)
 {
 	if (e->dry)
 		return MOE_OK;
@@ -156,6 +164,16 @@ static enum moe_status wait_count(struct moe_engine *e, atomic_llong *count)
 	}
 	pthread_mutex_unlock(&e->idle_lock);
 	return MOE_OK;
+}
+
+static enum moe_status wait_count(struct moe_engine *e, atomic_llong *count)
+{
+	int64_t begin = atomic_load_explicit(&e->recording, memory_order_relaxed) ? moe_now_ns() : 0;
+	enum moe_status st = wait_here(e, count);
+
+	if (begin)
+		moe_recorder_host(e, MOE_MXT_HOST_WAIT, begin, moe_now_ns());
+	return st;
 }
 
 enum moe_status moe_engine_wait(struct moe_engine *e)

@@ -30,6 +30,19 @@ struct moe_topology {
 /* One placed allocation. */
 struct moe_block_header;
 
+/* Written by one worker, read by anyone; ns. */
+struct moe_worker_clock {
+	atomic_llong busy, idle[MOE_IDLE_CAUSES];
+	int64_t last_end; /* of its last task; 0: none yet */
+	char apart[64];	  /* from the next worker's */
+};
+
+/* Predecessors of the task that is being submitted. */
+struct moe_dep_buffer {
+	uint64_t *id;
+	int n, cap;
+};
+
 struct moe_engine {
 	bool dry; /* counts instead of running */
 	struct moe_dry_counts counts;
@@ -50,13 +63,21 @@ struct moe_engine {
 
 	/* outstanding tasks and the pause rule */
 	atomic_llong outstanding;
-	atomic_llong remote_tasks, busy_ns;
+	atomic_llong remote_tasks;
 	pthread_mutex_t idle_lock;
 	pthread_cond_t idle_changed; /* outstanding reached 0, or the engine resumed or closes */
 	pthread_t idle_thread;
 	bool asleep, closing;
 	int held, draining, pauses;
 	bool stopped;		     /* StarPU is paused: asleep, or held and nobody drains */
+
+	struct moe_recorder *recorder; /* NULL: no trace; see engine/recorder.h */
+	pthread_mutex_t host_lock;     /* of recorder for threads that run no task */
+	atomic_bool recording;	       /* recorder is not NULL: worth taking host_lock */
+	int64_t submit_begin, stop_begin; /* ns, while recording */
+	bool stop_asleep;		  /* why the workers were stopped then */
+	struct moe_worker_clock clock[STARPU_NMAXWORKERS];
+	struct moe_dep_buffer deps; /* under lock */
 
 	struct moe_observer observer;
 	int observed; /* times the observer was set: shadows of older ones are void */
@@ -71,6 +92,7 @@ struct moe_engine {
 	pthread_mutex_t memory_lock;
 	struct moe_block_header *memory;
 	size_t memory_total;
+	atomic_ullong memory_changes; /* allocations and releases so far */
 };
 
 struct moe_tensor {
@@ -100,6 +122,7 @@ struct moe_record {
 	struct moe_ticket *ticket;
 	struct moe_tag tag;
 	uint64_t id;
+	int64_t submit, ready, pop; /* ns; pop 0: not known */
 	_Alignas(16) unsigned char args[];
 };
 
@@ -108,10 +131,10 @@ void moe_topology_unload(struct moe_topology *t);
 /* NUMA node of a CPU (hwloc logical PU index), 0 if unknown. */
 int moe_topology_node_of_pu(const struct moe_topology *t, int pu);
 
-/* Ids that a task with these accesses waits for, ascending; *deps is the caller's to moe_free.
- * Makes room for moe_tracker_commit, so that a failure leaves no trace of the task. */
-enum moe_status moe_tracker_deps(const struct moe_access *access, int n, uint64_t **deps,
-				 int *n_deps);
+/* Ids that a task with these accesses waits for, ascending, each once. Makes room for
+ * moe_tracker_commit, so that a failure leaves no trace of the task. */
+enum moe_status moe_tracker_deps(const struct moe_access *access, int n,
+				 struct moe_dep_buffer *deps);
 void moe_tracker_commit(const struct moe_access *access, int n, uint64_t task);
 void moe_memory_free_all(struct moe_engine *e);
 
@@ -134,6 +157,27 @@ enum moe_status moe_parts_make(struct moe_engine *e, const struct moe_engine_par
 enum moe_status moe_starpu_check_policy(const char *policy);
 enum moe_status moe_starpu_check_workers(struct moe_engine *e, int *workers);
 enum moe_status moe_starpu_start(struct moe_engine *e, int workers);
+/* recorder.c; e->recorder is not NULL for the first two */
+/* The task e->next_task with its dependencies in e->deps; under e->lock. */
+void moe_recorder_submitted(struct moe_engine *e, const struct moe_tag *tag, int64_t submit);
+void moe_recorder_executed(struct moe_recorder *rec, const struct moe_record *r, const struct moe_worker *w,
+			   int64_t start, int64_t stop, int64_t cpu);
+/* The hardware's counters at a task's start, kept by the worker until _executed. */
+void moe_recorder_begin(struct moe_recorder *rec, int worker);
+/* An interval of a thread that runs no task; kind: enum moe_mxt_host. Nothing without a trace. */
+void moe_recorder_host(struct moe_engine *e, int kind, int64_t begin, int64_t end);
+/* clock.c */
+int64_t moe_now_ns(void);
+int64_t moe_thread_cpu_ns(void);
+/* A worker begins a task: what it waited for since its last one. Its end. */
+void moe_clock_start(struct moe_worker_clock *c, const struct moe_record *r, int64_t now);
+void moe_clock_end(struct moe_worker_clock *c, int64_t start, int64_t end);
+/* parts.c */
+int moe_engine_worker_node(const struct moe_engine *e, int worker);
+int moe_engine_worker_cpu(const struct moe_engine *e, int worker); /* -1: not bound */
+/* memory.c: calls fn for every allocation, under memory_lock; purposes are string constants */
+void moe_memory_visit(struct moe_engine *e, void (*fn)(const char *purpose, int part, size_t bytes, void *user),
+		      void *user);
 /* idle.c */
 void *moe_idle_main(void *engine);
 void moe_idle_apply_pause(struct moe_engine *e); /* under idle_lock */

@@ -90,6 +90,7 @@ void *moe_memory_alloc(struct moe_engine *e, size_t bytes, int part, const char 
 		b->next->link = &b->next;
 	e->memory = b;
 	e->memory_total += bytes;
+	atomic_fetch_add_explicit(&e->memory_changes, 1, memory_order_relaxed);
 	pthread_mutex_unlock(&e->memory_lock);
 	return b->data;
 }
@@ -125,6 +126,7 @@ void moe_memory_free(struct moe_engine *e, void *p)
 	if (b->next)
 		b->next->link = b->link;
 	e->memory_total -= b->bytes;
+	atomic_fetch_add_explicit(&e->memory_changes, 1, memory_order_relaxed);
 	pthread_mutex_unlock(&e->memory_lock);
 	release(b);
 }
@@ -163,6 +165,16 @@ size_t moe_memory_bytes(struct moe_engine *e, const char *purpose, int part)
 			total += b->bytes;
 	pthread_mutex_unlock(&e->memory_lock);
 	return total;
+}
+
+void moe_memory_visit(struct moe_engine *e,
+		      void (*fn)(const char *purpose, int part, size_t bytes, void *user),
+		      void *user)
+{
+	pthread_mutex_lock(&e->memory_lock);
+	for (struct moe_block_header *b = e->memory; b; b = b->next)
+		fn(b->purpose, b->part, b->bytes, user);
+	pthread_mutex_unlock(&e->memory_lock);
 }
 
 size_t moe_memory_largest(struct moe_engine *e)

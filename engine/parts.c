@@ -43,7 +43,7 @@ enum moe_status moe_parts_from_specs(const struct moe_engine *e, const struct mo
 	return MOE_OK;
 }
 
-static int node_of_worker(const struct moe_engine *e, int w)
+int moe_engine_worker_node(const struct moe_engine *e, int w)
 {
 	int pu = starpu_worker_get_bindid(w);
 	int cpus = MOE_MAX(1, e->topology.cpus);
@@ -51,6 +51,16 @@ static int node_of_worker(const struct moe_engine *e, int w)
 	if (pu < 0 || e->topology.fake) /* not bound: spread evenly over the nodes */
 		return (int)((int64_t)(w % cpus) * e->topology.nodes / cpus);
 	return moe_topology_node_of_pu(&e->topology, pu);
+}
+
+int moe_engine_worker_cpu(const struct moe_engine *e, int worker)
+{
+	int pu = starpu_worker_get_bindid(worker);
+	hwloc_obj_t obj = pu < 0 ? NULL
+				 : hwloc_get_obj_by_type(e->topology.hwloc, HWLOC_OBJ_PU,
+							 (unsigned)pu);
+
+	return obj ? (int)obj->os_index : -1;
 }
 
 /*
@@ -65,7 +75,7 @@ static void parts_from_topology(struct moe_engine *e)
 	for (int i = 0; i < 1024; i++)
 		node_rank[i] = -1;
 	for (int w = 0; w < e->n_workers; w++) {
-		int node = node_of_worker(e, w);
+		int node = moe_engine_worker_node(e, w);
 
 		if (node < 1024 && node_rank[node] < 0)
 			node_rank[node] = used++;
@@ -73,7 +83,7 @@ static void parts_from_topology(struct moe_engine *e)
 	for (int p = 0; p < e->n_parts; p++)
 		e->parts[p].node = p % e->topology.nodes;
 	for (int w = 0; w < e->n_workers; w++) {
-		int node = node_of_worker(e, w);
+		int node = moe_engine_worker_node(e, w);
 
 		for (int p = 0; p < e->n_parts; p++) {
 			struct moe_part *part = &e->parts[p];
@@ -97,7 +107,7 @@ enum moe_status moe_parts_make(struct moe_engine *e, const struct moe_engine_par
 	uint64_t seen[16] = { 0 };
 
 	for (int w = 0; w < e->n_workers; w++) {
-		int node = node_of_worker(e, w);
+		int node = moe_engine_worker_node(e, w);
 
 		if (node < 1024 && !(seen[node / 64] >> (node % 64) & 1)) {
 			seen[node / 64] |= 1ull << (node % 64);

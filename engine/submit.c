@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One task from description to execution: guards, tracker, worker mask, body, bookkeeping. */
 #include "engine/internal.h"
+#include "engine/trace_format.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 enum moe_status moe_submit_begin(struct moe_engine *e)
 {
@@ -21,6 +21,7 @@ enum moe_status moe_submit_begin(struct moe_engine *e)
 	e->submitting = true; /* from here on the idle thread keeps its hands off */
 	pthread_mutex_unlock(&e->idle_lock);
 	moe_engine_resume(e);
+	e->submit_begin = e->recorder ? moe_now_ns() : 0;
 	return MOE_OK;
 }
 
@@ -30,6 +31,8 @@ void moe_submit_end(struct moe_engine *e)
 		e->submitting = false;
 		return;
 	}
+	if (e->submit_begin)
+		moe_recorder_host(e, MOE_MXT_HOST_SUBMIT, e->submit_begin, moe_now_ns());
 	/* the graph may have been empty, or over before the idle thread looked */
 	pthread_mutex_lock(&e->idle_lock);
 	e->submitting = false;
@@ -38,46 +41,68 @@ void moe_submit_end(struct moe_engine *e)
 	pthread_mutex_unlock(&e->lock);
 }
 
-static double thread_cpu(void)
+/* Tells the observer and the trace what has run. */
+static void tell(struct moe_record *r, const struct moe_worker *worker, int64_t start, int64_t end,
+		 int64_t cpu)
 {
-	struct timespec ts;
+	struct moe_engine *e = r->engine;
+	struct moe_task_event event = { .id = r->id,
+					.tag = r->tag,
+					.worker = worker->index,
+					.start = (double)start * 1e-9,
+					.end = (double)end * 1e-9,
+					.cpu = (double)cpu * 1e-9 };
 
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
-	return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
+	if (e->observer.executed)
+		e->observer.executed(&event, e->observer.user);
 }
 
 void moe_codelet_body(void *buffers[], void *arg)
 {
 	struct moe_record *r = arg;
 	struct moe_engine *e = r->engine;
+	struct moe_recorder *rec = e->recorder;
 	int w = starpu_worker_get_id();
 	/* a copy: scratch may grow meanwhile */
 	struct moe_worker worker = { .engine = e, .index = w };
-	bool observed = e->observer.executed != NULL;
-	double start, end, cpu = 0;
+	bool told = rec || e->observer.executed;
+	int64_t start, end, cpu = 0;
 
 	(void)buffers;
 	if (r->tag.part >= 0 && !(e->parts[r->tag.part].mask[w / 32] >> (w % 32) & 1))
 		atomic_fetch_add_explicit(&e->remote_tasks, 1, memory_order_relaxed);
 	worker.scratch = __atomic_load_n(&e->workers[w].scratch, __ATOMIC_ACQUIRE);
-	if (observed)
-		cpu = thread_cpu();
-	start = moe_now();
+	if (rec)
+		moe_recorder_begin(rec, w);
+	if (told)
+		cpu = moe_thread_cpu_ns();
+	start = moe_now_ns();
+	moe_clock_start(&e->clock[w], r, start);
 	r->codelet->run(r->args, &worker);
-	end = moe_now();
+	end = moe_now_ns();
+	moe_clock_end(&e->clock[w], start, end);
 	r->tag.rows = worker.rows;
-	atomic_fetch_add_explicit(&e->busy_ns, (long long)((end - start) * 1e9),
-				  memory_order_relaxed);
-	if (observed) {
-		struct moe_task_event event = { .id = r->id,
-						.tag = r->tag,
-						.worker = w,
-						.start = start,
-						.end = end,
-						.cpu = thread_cpu() - cpu };
+	if (!told)
+		return;
+	cpu = moe_thread_cpu_ns() - cpu;
+	if (rec)
+		moe_recorder_executed(rec, r, &worker, start, end, cpu);
+	tell(r, &worker, start, end, cpu);
+}
 
-		e->observer.executed(&event, e->observer.user);
-	}
+/* StarPU calls it when the task's last dependency has ended, before it is scheduled. */
+static void task_ready(void *arg)
+{
+	struct moe_record *r = arg;
+
+	r->ready = moe_now_ns();
+}
+
+static void task_popped(void *arg)
+{
+	struct moe_record *r = arg;
+
+	r->pop = moe_now_ns();
 }
 
 /* After StarPU has released the task's data. */
@@ -160,19 +185,18 @@ static enum moe_status set_handles(struct starpu_task *t, const struct moe_task_
 	return MOE_OK;
 }
 
+/* Dependencies into e->deps, for the observer and the trace. */
 static enum moe_status track(struct moe_engine *e, const struct moe_task_desc *d, uint64_t id)
 {
 	struct moe_task_event event = { .id = id, .tag = d->tag };
-	uint64_t *deps;
-	enum moe_status st = moe_tracker_deps(d->access, d->n_access, &deps, &event.n_deps);
 
-	event.deps = deps;
-	if (st == MOE_OK) {
-		moe_tracker_commit(d->access, d->n_access, id);
+	MOE_TRY(moe_tracker_deps(d->access, d->n_access, &e->deps));
+	moe_tracker_commit(d->access, d->n_access, id);
+	event.deps = e->deps.id;
+	event.n_deps = e->deps.n;
+	if (e->observer.submitted)
 		e->observer.submitted(&event, e->observer.user);
-	}
-	moe_free(deps);
-	return st;
+	return MOE_OK;
 }
 
 static struct moe_record *make_record(struct moe_engine *e, const struct moe_task_desc *d)
@@ -229,6 +253,7 @@ enum moe_status moe_submit(struct moe_engine *e, const struct moe_task_desc *d)
 	struct starpu_task *t = NULL;
 	struct moe_record *r = NULL;
 	enum moe_status st;
+	int64_t submit;
 	int rc;
 
 	if (e->dry)
@@ -249,14 +274,21 @@ enum moe_status moe_submit(struct moe_engine *e, const struct moe_task_desc *d)
 	t->cl_arg_free = 1;
 	t->callback_func = task_finished;
 	t->callback_arg = r;
+	t->prologue_callback_func = task_ready;
+	t->prologue_callback_arg = r;
+	if (e->recorder) {
+		t->prologue_callback_pop_func = task_popped;
+		t->prologue_callback_pop_arg = r;
+	}
 	t->priority = MOE_MIN(MOE_MAX(d->priority, e->min_priority), e->max_priority);
 	MOE_TRY_GOTO(set_handles(t, d), st, fail);
 	set_mask(e, t, d->tag.part);
-	if (e->observer.submitted)
+	if (e->observer.submitted || e->recorder)
 		MOE_TRY_GOTO(track(e, d, r->id), st, fail);
 	atomic_fetch_add(&e->outstanding, 1);
 	if (d->ticket)
 		atomic_fetch_add(&d->ticket->outstanding, 1);
+	submit = r->submit = moe_now_ns();
 	rc = starpu_task_submit(t);
 	if (rc) {
 		moe_engine_task_done(e, d->ticket);
@@ -267,6 +299,8 @@ enum moe_status moe_submit(struct moe_engine *e, const struct moe_task_desc *d)
 	if (e->handed_over)
 		e->handed_over(e->next_task + 1, t, e->handed_over_user);
 	e->next_task++;
+	if (e->recorder)
+		moe_recorder_submitted(e, &d->tag, submit);
 	mark_written(d);
 	return MOE_OK;
 fail:

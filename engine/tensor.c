@@ -80,12 +80,23 @@ static int by_id(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* Ascending, each once; how many are left. */
+/* Ascending, each once; how many are left. Lists come as runs that ascend, mostly short. */
 static int unique(uint64_t *ids, int n)
 {
 	int kept = 0;
 
-	qsort(ids, (size_t)n, sizeof *ids, by_id);
+	if (n > 32) {
+		qsort(ids, (size_t)n, sizeof *ids, by_id);
+	} else {
+		for (int i = 1; i < n; i++) {
+			uint64_t id = ids[i];
+			int j = i;
+
+			for (; j && ids[j - 1] > id; j--)
+				ids[j] = ids[j - 1];
+			ids[j] = id;
+		}
+	}
 	for (int i = 0; i < n; i++)
 		if (!kept || ids[kept - 1] != ids[i])
 			ids[kept++] = ids[i];
@@ -133,25 +144,39 @@ static int tensor_deps(const struct moe_tensor *t, enum moe_mode mode, uint64_t 
 	return 1;
 }
 
-enum moe_status moe_tracker_deps(const struct moe_access *access, int n, uint64_t **deps,
-				 int *n_deps)
+static enum moe_status reserve_deps(struct moe_dep_buffer *d, size_t most)
+{
+	size_t cap = (size_t)MOE_MAX(d->cap, 64);
+	uint64_t *grown;
+
+	if (most <= (size_t)d->cap)
+		return MOE_OK;
+	while (cap < most)
+		cap *= 2;
+	grown = moe_realloc(d->id, cap, sizeof *grown);
+	if (!grown)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for the dependency tracker");
+	d->id = grown;
+	d->cap = (int)cap;
+	return MOE_OK;
+}
+
+enum moe_status moe_tracker_deps(const struct moe_access *access, int n,
+				 struct moe_dep_buffer *deps)
 {
 	size_t most = 0;
 	int count = 0;
 
-	*deps = NULL;
-	*n_deps = 0;
+	deps->n = 0;
 	for (int i = 0; i < n; i++) {
 		renew(access[i].tensor);
 		most += (size_t)MOE_MAX(access[i].tensor->n_readers, 1);
 		MOE_TRY(reserve_reader(access[i].tensor));
 	}
-	*deps = moe_alloc(most, sizeof **deps);
-	if (!*deps)
-		return moe_fail(MOE_ERR_NOMEM, "no memory for the dependency tracker");
+	MOE_TRY(reserve_deps(deps, most));
 	for (int i = 0; i < n; i++)
-		count += tensor_deps(access[i].tensor, access[i].mode, *deps + count);
-	*n_deps = unique(*deps, count);
+		count += tensor_deps(access[i].tensor, access[i].mode, deps->id + count);
+	deps->n = unique(deps->id, count);
 	return MOE_OK;
 }
 

@@ -30,7 +30,8 @@ enum moe_status moe_transposed_alloc(struct moe_engine *e, const struct moe_expe
 			moe_transposed_free(e, out);
 			return moe_fail(MOE_ERR_NOMEM,
 					"no memory for %zu bytes of transposed weights; "
-					"backward weights \"direct\" take none", bytes);
+					"backward weights \"direct\" take none",
+					bytes);
 		}
 	}
 	return MOE_OK;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory of transposed weights (struct moe_transposed), part-local, and the ring that layers of a decoder take
- * turns in: layer i of those with experts (any fixed numbering of neighbours) uses entry i mod n. repack_bwd
- * fills an entry, the layer's down_bwd and gate_up_bwd read it; only the handles say when.
+ * Memory of transposed weights (struct moe_transposed), part-local, and the ring that layers of a
+ * decoder take turns in: layer i of those with experts (any fixed numbering of neighbours) uses
+ * entry i mod n. repack_bwd fills an entry, the layer's down_bwd and gate_up_bwd read it; only the
+ * handles say when.
  */
 #ifndef MOE_GRAPHS_BACKWARD_COPIES_H
 #define MOE_GRAPHS_BACKWARD_COPIES_H

@@ -125,6 +125,7 @@ static enum moe_status submit_rows(const struct moe_context *c, struct moe_decod
 	struct moe_head_ring *h = &p->slot->head[r->index % MOE_HEAD_RING];
 	struct moe_head_args a = args_of(p, r);
 	struct moe_tensor_list chunks;
+	struct moe_context back = *c;
 	int C = p->decoder->head.n_chunks;
 
 	a.scale = scale;
@@ -136,10 +137,11 @@ static enum moe_status submit_rows(const struct moe_context *c, struct moe_decod
 	MOE_TRY(moe_task_loss(c, &a, r->index, chunks, h->loss));
 	if (!backward)
 		return MOE_OK;
+	back.phase = MOE_PHASE_BACKWARD;
 	for (a.chunk = 0; a.chunk < C; a.chunk++)
-		MOE_TRY(moe_task_logits_bwd(c, &a, r->index, h->loss, h->chunk[a.chunk]));
+		MOE_TRY(moe_task_logits_bwd(&back, &a, r->index, h->loss, h->chunk[a.chunk]));
 	a.chunk = 0;
-	return submit_loss_bwd(c, p, &a, r);
+	return submit_loss_bwd(&back, p, &a, r);
 }
 
 /* Tokens that are not trained have gradient 0. */
@@ -186,13 +188,14 @@ static enum moe_status submit_total(const struct moe_context *c, struct moe_deco
 enum moe_status moe_graph_decoder_loss(const struct moe_context *c, struct moe_decoder_pass *p,
 				       bool backward, float scale, struct moe_loss_result *out)
 {
-	struct moe_context head = moe_decoder_context(c, -1, p->decoder->n_layers);
+	struct moe_context head = moe_decoder_context(c, -1, p->decoder->n_layers), back = head;
 	struct row_block r;
 
+	back.phase = MOE_PHASE_BACKWARD;
 	if (backward && !p->slot->backward)
 		return moe_fail(MOE_ERR_STATE, "nothing is trained: there is no backward");
 	if (backward)
-		MOE_TRY(submit_clear(&head, p));
+		MOE_TRY(submit_clear(&back, p));
 	for (int i = 0, r0 = 0; r0 < p->batch.n_rows; i++, r0 = r.r1) {
 		r = next_rows(&p->batch, i, r0);
 		MOE_TRY(submit_rows(&head, p, &r, backward, scale));

@@ -142,6 +142,13 @@ MOE_API enum moe_status moe_engine_get_info(struct moe_engine *engine,
 /* Policies of the installed StarPU by index, NULL past the end. masks: may run strict parts. */
 MOE_API const char *moe_policy_name(int index, int *masks);
 
+enum moe_phase {
+	MOE_PHASE_OTHER = 0,
+	MOE_PHASE_FORWARD,
+	MOE_PHASE_BACKWARD, /* with what it computes again */
+	MOE_PHASE_UPDATE,
+};
+
 /* What a task was, given to observers. Names of kinds: moe_kind_name(). */
 struct moe_tag {
 	int16_t kind;
@@ -150,6 +157,7 @@ struct moe_tag {
 	int16_t slice;
 	int16_t part;  /* -1: any */
 	int16_t micro; /* micro-batch of the step */
+	int16_t phase; /* enum moe_phase */
 	int32_t step;
 	int64_t rows; /* tokens or token-slot pairs worked on; known when the task has run */
 };
@@ -184,6 +192,55 @@ MOE_API enum moe_status moe_engine_release(struct moe_engine *engine);
 /* Waits until no task is outstanding. MOE_ERR_STATE while the engine is held, or in a task. */
 MOE_API enum moe_status moe_engine_wait(struct moe_engine *engine);
 MOE_API const char *moe_kind_name(int kind); /* NULL past the last */
+
+/* What an idle worker lacks: tasks that are submitted, tasks that are ready, or the runtime's speed. */
+enum moe_idle_cause {
+	MOE_IDLE_SUBMISSION = 0,
+	MOE_IDLE_DEPENDENCY,
+	MOE_IDLE_RUNTIME,
+	MOE_IDLE_CAUSES
+};
+MOE_API const char *moe_idle_cause_name(int cause); /* NULL past the last */
+
+/* ---------------------------------------------------------------- traces */
+
+/*
+ * Everything the engine does, into a file for `moesaic trace` (docs/trace-format.md). One trace at a
+ * time. Writing never holds the work up: what a full buffer or a full disk loses is counted and told.
+ */
+struct moe_trace_params {
+	size_t struct_size;
+	const char *file;	   /* replaced if there is one */
+	const char *const *config; /* [n_config] "key=value": what the trace is of; "config." comes before */
+	int n_config;
+	int no_hardware;   /* leave the processor's counters alone */
+	size_t ring_bytes; /* buffer of each worker; 0: 512 KiB */
+};
+
+struct moe_trace_info {
+	size_t struct_size;
+	int64_t bytes, tasks, lost; /* written; recorded; records that a full buffer lost */
+	double writer_seconds;	    /* CPU time of the thread that packs and writes */
+	char error[256];	    /* "": the file is whole */
+};
+
+enum moe_trace_mark {
+	MOE_TRACE_STEP_BEGIN = 0, /* before its first task is submitted */
+	MOE_TRACE_STEP_SUBMITTED, /* after its last one was */
+	MOE_TRACE_STEP_END,	  /* its tasks have run */
+};
+
+/* MOE_ERR_BUSY while tasks are outstanding, MOE_ERR_STATE while a trace is being written. */
+MOE_API enum moe_status moe_trace_start(struct moe_engine *engine,
+					const struct moe_trace_params *params);
+/*
+ * Waits for outstanding tasks. MOE_ERR_IO: the file ends early (info->error), MOE_ERR_STATE: no trace. info
+ * may be NULL. Closing the engine stops a trace too.
+ */
+MOE_API enum moe_status moe_trace_stop(struct moe_engine *engine, struct moe_trace_info *info);
+/* For callers that have steps: moe_train does this itself. tokens, trained: -1 if not known. */
+MOE_API void moe_trace_mark(struct moe_engine *engine, enum moe_trace_mark mark, int64_t step,
+			    int64_t tokens, int64_t trained);
 
 /* ---------------------------------------------------------------- one MoE block */
 
@@ -428,6 +485,8 @@ struct moe_train_event {
 	double epoch, loss, eval_loss, learning_rate, grad_norm, grad_norm_experts;
 	int64_t tokens, trained_tokens; /* of the step */
 	double tokens_per_s, rss_gib, eta_s, idle_share;
+	enum moe_idle_cause idle_cause; /* the largest, and its share of the workers' time */
+	double idle_cause_share;
 	const char *text; /* path of what was saved, or a warning */
 };
 /* Called in the training thread. Nonzero: save and stop with MOE_ERR_INTERRUPTED. */

@@ -31,6 +31,7 @@ enum moe_status moe_task_submit(const struct moe_context *c, enum moe_kind kind,
 			 .slice = (int16_t)where.slice,
 			 .part = (int16_t)where.part,
 			 .micro = (int16_t)c->micro,
+			 .phase = (int16_t)c->phase,
 			 .step = c->step },
 	};
 

@@ -20,6 +20,7 @@ struct moe_context {
 	struct moe_engine *engine;
 	struct moe_ticket *ticket; /* may be NULL */
 	int layer, micro, step;	   /* for the tag; layer -1: none */
+	enum moe_phase phase;
 	int priority;		   /* of the main chain here: deeper is higher */
 };
 

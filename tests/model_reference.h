@@ -31,6 +31,7 @@ struct ref_model {
 	double scale[5];
 	/* of the documents since the last ref_aux: per layer and expert */
 	double *prob, *count, tokens;
+	double gap; /* least difference of logits between a chosen expert and one that is not */
 };
 
 static inline float ref_uniform(uint64_t *state)
@@ -327,7 +328,7 @@ static inline void ref_ffn(const struct ref_model *m, int l, const enum moe_role
 	free(g);
 }
 
-static inline void ref_moe(const struct ref_model *m, int l, const double *x, double *y)
+static inline void ref_moe(struct ref_model *m, int l, const double *x, double *y)
 {
 	static const enum moe_role expert[3] = { MOE_ROLE_EXPERT_GATE, MOE_ROLE_EXPERT_UP,
 						 MOE_ROLE_EXPERT_DOWN };
@@ -358,6 +359,14 @@ static inline void ref_moe(const struct ref_model *m, int l, const double *x, do
 		}
 		sum += p[chosen[j]];
 		m->count[l * 64 + chosen[j]]++;
+	}
+	for (int e = 0; e < E; e++) {
+		bool taken = false;
+
+		for (int j = 0; j < a->top_k; j++)
+			taken |= chosen[j] == e;
+		if (!taken)
+			m->gap = fmin(m->gap, log(p[chosen[a->top_k - 1]] / p[e]));
 	}
 	for (int j = 0; j < a->top_k; j++)
 		ref_ffn(m, l, expert, chosen[j], a->moe_intermediate, x,

@@ -3,7 +3,6 @@
  * The same bits for every worker count, policy, slicing, grouping and run; the same numbers to
  * rounding for every number of parts.
  */
-#include "codelets/kernels/kernels.h"
 #include "tests/block_check.h"
 #include "tests/golden.h"
 #include "tests/tables.h"
@@ -240,9 +239,8 @@ static void large_block(void)
 static void large_block_copies(const char *mode)
 {
 	struct block_case c = large_case();
-	const struct moe_kernels *k;
 
-	if (!CHECK_OK(moe_kernels_choose(NULL, &k)) || !k->weight_transpose)
+	if (!table()->weight_transpose || !table_takes(1, 2))
 		return;
 	c.T = 90;
 	c.backward = mode;
@@ -283,6 +281,16 @@ static void test_large(void)
 	each_table(large_block);
 }
 
+static void test_resident(void)
+{
+	each_table(large_block_resident);
+}
+
+static void test_shared(void)
+{
+	each_table(large_block_shared);
+}
+
 static void test_small(void)
 {
 	each_table(small_block);
@@ -291,8 +299,8 @@ static void test_small(void)
 const struct moe_test moe_suite_tests[] = {
 	{ "fixtures", test_fixtures },
 	{ "larger block", test_large },
-	{ "larger block, resident copies", large_block_resident },
-	{ "larger block, copies for each backward", large_block_shared },
+	{ "larger block, resident copies", test_resident },
+	{ "larger block, copies for each backward", test_shared },
 	{ "odd block", test_small },
 	{ NULL, NULL },
 };

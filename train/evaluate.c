@@ -11,9 +11,11 @@ struct flight {
 static enum moe_status submit(struct moe_trainee *t, struct flight *f,
 			      struct moe_decoder_slot *slot, int micro)
 {
-	struct moe_context c = {
-		.engine = t->engine, .ticket = f->ticket, .layer = -1, .micro = micro
-	};
+	struct moe_context c = { .engine = t->engine,
+				 .ticket = f->ticket,
+				 .layer = -1,
+				 .micro = micro,
+				 .phase = MOE_PHASE_FORWARD };
 	struct moe_decoder_pass pass = { t->decoder, t->tensors, slot, f->batch.batch };
 	enum moe_status st;
 

@@ -60,6 +60,8 @@ static cJSON *to_json(const struct moe_train_event *e, bool eval)
 	add_number(o, "rss_gib", e->rss_gib);
 	add_number(o, "eta_s", e->eta_s);
 	add_number(o, "idle_share", e->idle_share);
+	cJSON_AddStringToObject(o, "idle_cause", moe_idle_cause_name(e->idle_cause));
+	add_number(o, "idle_cause_share", e->idle_cause_share);
 	return o;
 }
 

@@ -47,17 +47,33 @@ struct run {
 	struct moe_train_progress progress;
 	double last_loss, eval_loss;
 	double clock, started; /* end of the last accounted step */
-	double busy;
+	struct moe_idle idle; /* then */
 	int64_t micros; /* submitted so far: deals out the slots */
 	bool stop;
 	int lock; /* of the output directory */
 };
 
-static double busy_seconds(struct run *r)
+/* The step's share of idle time, and what most of it waited for. */
+static void fill_idle(struct run *r, double seconds, struct moe_train_event *e)
 {
-	struct moe_engine_info info = { .struct_size = sizeof info };
+	double all = MOE_MAX(seconds, 1e-9) * moe_engine_workers(r->t->engine), most = 0, sum = 0;
+	struct moe_idle now;
 
-	return moe_engine_get_info(r->t->engine, &info) == MOE_OK ? info.busy_seconds : 0;
+	moe_engine_idle(r->t->engine, &now);
+	e->idle_share = 1 - (now.busy - r->idle.busy) / all;
+	for (int i = 0; i < MOE_IDLE_CAUSES; i++) {
+		double waited = now.cause[i] - r->idle.cause[i];
+
+		sum += waited;
+		if (waited <= most)
+			continue;
+		most = waited;
+		e->idle_cause = (enum moe_idle_cause)i;
+	}
+	/* a wait is known when it ends, perhaps in a later step: shares are of what ended */
+	if (sum > 0)
+		e->idle_cause_share = MOE_MAX(e->idle_share, 0) * most / sum;
+	r->idle = now;
 }
 
 static enum moe_status notify(struct run *r, const struct moe_train_event *e)
@@ -324,20 +340,24 @@ static enum moe_status submit_micro(struct run *r, struct step *s, int m, float 
 				 .ticket = s->ticket,
 				 .layer = -1,
 				 .micro = m,
-				 .step = (int)s->number };
+				 .step = (int)s->number,
+				 .phase = MOE_PHASE_FORWARD };
 	struct moe_decoder_pass pass = { t->decoder, t->tensors, slot, s->micro[m].batch };
 
 	MOE_TRY(moe_graph_decoder_forward(&c, &pass));
 	MOE_TRY(moe_graph_decoder_loss(&c, &pass, true, scale, &s->loss[m]));
+	c.phase = MOE_PHASE_BACKWARD;
 	return moe_graph_decoder_backward(&c, &pass, m == 0);
 }
 
 static enum moe_status submit_step(struct run *r, struct step *s)
 {
 	const struct moe_trainer_params *p = r->p;
-	struct moe_context c = {
-		.engine = r->t->engine, .ticket = s->ticket, .layer = -1, .step = (int)s->number
-	};
+	struct moe_context c = { .engine = r->t->engine,
+				 .ticket = s->ticket,
+				 .layer = -1,
+				 .step = (int)s->number,
+				 .phase = MOE_PHASE_UPDATE };
 	struct moe_decoder_step update = {
 		.adamw = { .lr = s->lr,
 			   .beta1 = p->beta1 > 0 ? p->beta1 : 0.9,
@@ -351,11 +371,13 @@ static enum moe_status submit_step(struct run *r, struct step *s)
 	enum moe_status st = MOE_OK;
 
 	MOE_TRY(moe_submit_begin(r->t->engine));
+	moe_recorder_mark(c.engine, MOE_TRACE_STEP_BEGIN, s->number, s->tokens, s->trained);
 	for (int m = 0; st == MOE_OK && m < s->n_micro; m++)
 		st = submit_micro(r, s, m, 1.0f / (float)s->trained);
 	if (st == MOE_OK)
 		st = moe_graph_decoder_update(&c, r->t->decoder, r->t->tensors, &update);
 	moe_submit_end(r->t->engine);
+	moe_recorder_mark(c.engine, MOE_TRACE_STEP_SUBMITTED, s->number, s->tokens, s->trained);
 	s->pending = st == MOE_OK;
 	return st;
 }
@@ -370,23 +392,22 @@ static enum moe_status finish_step(struct run *r, struct step *s)
 				     .learning_rate = s->lr,
 				     .tokens = s->tokens,
 				     .trained_tokens = s->trained };
-	double sum = 0, now, busy;
+	double sum = 0, now;
 	char bad[160];
 
 	if (!s->pending)
 		return MOE_OK;
 	s->pending = false;
 	MOE_TRY(moe_ticket_wait(s->ticket));
+	moe_recorder_mark(r->t->engine, MOE_TRACE_STEP_END, s->number, s->tokens, s->trained);
 	for (int m = 0; m < s->n_micro; m++)
 		sum += s->loss[m].sum;
 	now = moe_now();
-	busy = busy_seconds(r);
+	fill_idle(r, now - r->clock, &e);
 	e.loss = sum / (double)s->trained;
 	e.grad_norm = s->norm.norm;
 	e.grad_norm_experts = s->norm.norm_experts;
 	e.tokens_per_s = (double)s->tokens / MOE_MAX(now - r->clock, 1e-9);
-	e.idle_share = 1 - (busy - r->busy) / (MOE_MAX(now - r->clock, 1e-9) *
-					       moe_engine_workers(r->t->engine));
 	r->progress.seconds += now - r->clock;
 	r->progress.step = s->number;
 	r->progress.tokens += s->tokens;
@@ -394,7 +415,6 @@ static enum moe_status finish_step(struct run *r, struct step *s)
 	e.eta_s = r->progress.seconds / (double)s->number * (double)(r->total_steps - s->number);
 	e.rss_gib = moe_rss_gib();
 	r->clock = now;
-	r->busy = busy;
 	if (s->number == 1)
 		r->progress.first_loss = e.loss;
 	r->last_loss = e.loss;
@@ -507,7 +527,7 @@ static enum moe_status between(struct run *r, int64_t step)
 	if (saving || r->stop || out_of_time)
 		MOE_TRY(save(r));
 	r->clock = moe_now(); /* evaluation and saving are not training time */
-	r->busy = busy_seconds(r);
+	moe_engine_idle(r->t->engine, &r->idle);
 	if (r->stop || out_of_time)
 		return moe_fail(MOE_ERR_INTERRUPTED,
 				"stopped after step %lld of %lld; the state is in "
@@ -520,7 +540,7 @@ static enum moe_status between(struct run *r, int64_t step)
 static enum moe_status loop(struct run *r)
 {
 	r->clock = r->started = moe_now();
-	r->busy = busy_seconds(r);
+	moe_engine_idle(r->t->engine, &r->idle);
 	for (int64_t n = r->progress.step + 1; n <= r->total_steps; n++) {
 		struct step *s = &r->step[n % IN_FLIGHT];
 

@@ -28,6 +28,8 @@ struct layer_options {
 	const char *backward; /* NULL: the block's choice */
 	const char *backward_used;
 	bool json, explain, serve;
+	const char *trace; /* NULL: none */
+	bool trace_cost;
 };
 
 /* ---- layer_data.c ---- */

@@ -62,7 +62,6 @@ class Flags(Case):
             ["--method", "full"],
             ["--lora-dropout", "0.1"],
             ["--weights", "int8"],
-            ["--trace", "t.mxt"],
             ["--train-router"],
             ["--z-loss", "0.1"],
             ["--adapter-format", "kt"],

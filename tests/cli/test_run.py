@@ -132,6 +132,37 @@ class Run(Case):
         self.assertIn("3", warning[0].replace(name, ""))
         self.assertFalse(os.path.exists(os.path.join(self.out, "adapter_model.safetensors")))
 
+    def test_trace(self):
+        path = self.path("t.mxt")
+        process = self.start("--max-steps", 3, "--trace", path)
+        line = self.wait_for(process, "step 3/3")
+        self.assertRegex(line, r"idle \d+ %( \((submission|dependency|runtime)\))?$")
+        line = self.wait_for(process, "trace of ")
+        self.assertEqual(process.wait(60), 0)
+        data = self.read("t.mxt")
+        self.assertEqual(data[:8], b"\x89MXT\r\n\x1a\n")
+        self.assertIn(b"\nconfig.lora-rank=4\n", data)
+        self.assertGreater(int(line.split()[2]), 100)
+        with open(os.path.join(self.out, "trainer_log.jsonl"), encoding="utf-8") as file:
+            steps = [json.loads(text) for text in file]
+        for step in steps:
+            self.assertIn(step["idle_cause"], ("submission", "dependency", "runtime"))
+            self.assertLessEqual(step["idle_cause_share"], max(step["idle_share"], 0) + 1e-9)
+
+    def test_trace_that_cannot_be_written(self):
+        self.assertIn("No such file", self.bad_training(2, "--trace", self.path("none/t.mxt")))
+        self.assertIn("No space left", self.bad_training(2, "--trace", "/dev/full"))
+
+    def test_trace_of_a_killed_run(self):
+        path = self.path("t.mxt")
+        process = self.start(*LONG, "--trace", path)
+        while not os.path.exists(path) or os.path.getsize(path) < 50000:
+            time.sleep(0.05)
+            self.assertIsNone(process.poll())
+        process.kill()
+        process.wait()
+        self.assertEqual(self.read("t.mxt")[:8], b"\x89MXT\r\n\x1a\n")  # suite_trace_ends reads such a file
+
     def test_quiet_says_nothing(self):
         result = self.good(*self.train_arguments("--max-steps", 1))
         self.assertEqual(result.stdout + result.stderr, "")

@@ -120,7 +120,8 @@ const struct option train_course[] = {
 	  "", NULL },
 	{ "adapter-format", OPTION_CHOICE, 0, "peft|per-expert|kt", "peft", "form of the files", 0,
 	  0, "", "peft" },
-	{ "trace", OPTION_TEXT, 0, "FILE", NULL, "record the task graph", 0, 0, "", "" },
+	{ "trace", OPTION_TEXT, 0, "FILE", NULL, "record what runs when, for moesaic trace", 0, 0,
+	  "", NULL },
 	{ .name = NULL },
 };
 

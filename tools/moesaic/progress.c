@@ -33,25 +33,33 @@ static void duration(char *buf, size_t size, double seconds)
 		snprintf(buf, size, "%ld:%02ld", s / 60, s % 60);
 }
 
+/* "idle 7 % (dependency)" */
+static void idle(char *buf, size_t size, const struct moe_train_event *e)
+{
+	int n = snprintf(buf, size, "idle %.0f %%", 100 * e->idle_share);
+
+	if (e->idle_cause_share >= .005)
+		snprintf(buf + n, size - (size_t)n, " (%s)", moe_idle_cause_name(e->idle_cause));
+}
+
 static void show_step(struct progress *p, const struct moe_train_event *e)
 {
 	long long step = e->step, total = e->total_steps;
-	char eta[32];
+	char eta[32], waiting[64];
 
 	duration(eta, sizeof eta, e->eta_s);
+	idle(waiting, sizeof waiting, e);
 	if (p->terminal) {
-		fprintf(p->to,
-			"\r  step %lld/%lld  loss %.4f  %.0f tokens/s  %s left  idle %.0f %%\033[K",
-			step, total, e->loss, e->tokens_per_s, eta, 100 * e->idle_share);
+		fprintf(p->to, "\r  step %lld/%lld  loss %.4f  %.0f tokens/s  %s left  %s\033[K",
+			step, total, e->loss, e->tokens_per_s, eta, waiting);
 		fflush(p->to);
 		p->line_open = true;
 	} else if (e->step % p->every == 0 || e->step == e->total_steps) {
 		fprintf(p->to,
 			"step %lld/%lld  loss %.4f  lr %.3g  grad_norm %.4g  %.0f tokens/s  %s "
-			"left  "
-			"idle %.0f %%\n",
+			"left  %s\n",
 			step, total, e->loss, e->learning_rate, e->grad_norm, e->tokens_per_s, eta,
-			100 * e->idle_share);
+			waiting);
 	}
 }
 

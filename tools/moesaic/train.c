@@ -11,6 +11,7 @@
 
 #include <cjson/cJSON.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +26,7 @@ struct training {
 	bool folder_made, data_made, eval_made;
 	char *data, *eval; /* token files */
 	bool begun;	   /* a step was done: files stay */
+	bool tracing;
 	struct tool_model model;
 	struct progress progress;
 };
@@ -306,6 +308,80 @@ static void print_summary(const struct training *t, const struct moe_train_resul
 	fprintf(to, ", peak %.2f GiB\nadapter in %s\n", r->peak_rss_gib, t->output);
 }
 
+/* ---- trace ---- */
+
+#define MAX_CONFIG 16
+
+/* Before hours of loading: can the file be written? */
+static int check_trace(const struct settings *s)
+{
+	const char *path = settings_text(s, "trace");
+	bool there = path && access(path, F_OK) == 0;
+	int fd;
+
+	if (!path)
+		return 0;
+	fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+	if (fd < 0)
+		return cli_fail(CLI_USAGE, "--trace %s: %s", path, strerror(errno));
+	close(fd);
+	if (!there)
+		unlink(path);
+	return 0;
+}
+
+/* What a reader of the trace wants to know about the run; run.yaml has the rest. */
+static int start_trace(struct training *t)
+{
+	static const char *const told[] = { "model",	  "data",
+					    "adapter",	  "batch-tokens",
+					    "batch-size", "gradient-accumulation-steps",
+					    "lora-rank",  "lora-target",
+					    "pipeline",	  "weights",
+					    "seed" };
+	struct moe_trace_params p = { .struct_size = sizeof p,
+				      .file = settings_text(t->s, "trace") };
+	char *config[MAX_CONFIG];
+	enum moe_status st;
+
+	if (!p.file)
+		return 0;
+	config[p.n_config++] = cli_format("command=train");
+	for (size_t i = 0; i < sizeof told / sizeof *told; i++) {
+		char *value = settings_has(t->s, told[i]) ? settings_joined(t->s, told[i]) : NULL;
+
+		if (value)
+			config[p.n_config++] = cli_format("%s=%s", told[i], value);
+		free(value);
+	}
+	p.config = (const char *const *)config;
+	st = moe_trace_start(t->model.engine, &p);
+	for (int i = 0; i < p.n_config; i++)
+		free(config[i]);
+	t->tracing = st == MOE_OK;
+	return cli_status(st);
+}
+
+/* A trace that is cut off is no failure of the training; the library has warned. */
+static void stop_trace(struct training *t)
+{
+	struct moe_trace_info info = { .struct_size = sizeof info };
+
+	if (!t->tracing)
+		return;
+	t->tracing = false;
+	if (moe_trace_stop(t->model.engine, &info) != MOE_OK && !info.error[0])
+		cli_note("warning: trace: %s", moe_last_error());
+	if (info.lost)
+		cli_note("warning: the trace lacks %lld records: its buffers were full",
+			 (long long)info.lost);
+	if (t->progress.to && !info.error[0])
+		fprintf(t->progress.to,
+			"trace of %lld tasks in %s (%.1f MB); moesaic trace summary %s\n",
+			(long long)info.tasks, settings_text(t->s, "trace"),
+			1e-6 * (double)info.bytes, settings_text(t->s, "trace"));
+}
+
 static int train(struct training *t)
 {
 	struct moe_trainer_params params;
@@ -321,9 +397,13 @@ static int train(struct training *t)
 	if (t->progress.to)
 		tool_model_describe(&t->model, t->s, t->progress.to);
 	fill_params(t, &params);
+	rc = start_trace(t);
+	if (rc)
+		return rc;
 	interrupt_watch();
 	st = moe_train(t->model.model, &params, on_event, t, &result);
 	progress_close(&t->progress);
+	stop_trace(t);
 	rc = cli_status(st);
 	if (st != MOE_OK)
 		return rc;
@@ -347,6 +427,7 @@ static int prepare(struct training *t)
 	rc = rc ? rc : tool_model_check(t->s);
 	rc = rc ? rc : check_output(t);
 	rc = rc ? rc : make_output(t);
+	rc = rc ? rc : check_trace(t->s);
 	rc = rc ? rc : token_file(t->s, "data", t->output, report, &t->data, &t->data_made);
 	if (!rc && settings_has(t->s, "eval-data"))
 		rc = token_file(t->s, "eval-data", t->output, report, &t->eval, &t->eval_made);

@@ -254,7 +254,6 @@ void moe_packed_expert_down_bwd(const struct moe_tiles *t, const struct moe_expe
 			      .d = moe_widths_of(t, e, w),
 			      .s = moe_expert_scratch_of(t, e, w, scratch),
 			      .transposed = e->gate_t.data != NULL };
-
 	int64_t first = (int64_t)c0 * MOE_CHUNK;
 	int64_t all = MOE_MIN((int64_t)c1 * MOE_CHUNK, moe_round_up(w->I, MOE_PACK_N)) - first;
 	bool at_once = !b.transposed && t->bwd_columns(w->m) > MOE_CHUNK && all > 0;
@@ -281,13 +280,44 @@ void moe_packed_expert_down_bwd(const struct moe_tiles *t, const struct moe_expe
 	t->fence();
 }
 
+/* Columns begin..end of y, 16 at a time: through gate, up, or both. */
+static void columns_t(const struct moe_tiles *t, const struct moe_expert *e,
+		      const struct moe_expert_rows *w, const struct moe_widths *d, const void *thin,
+		      bool gate, bool up, int64_t begin, int64_t end, enum moe_out out)
+{
+	const struct moe_weight *first = gate ? &e->gate_t : &e->up_t;
+
+	for (int64_t n = begin; n < end; n += MOE_PACK_N) {
+		int64_t at = n / MOE_PACK_N;
+		struct moe_fwd_seg seg[4];
+		int count = 0;
+
+		if (gate)
+			seg[count++] =
+				(struct moe_fwd_seg){ w->dgate, d->I, 0, (int)d->I,
+						      moe_at(e->gate_t.data, at * d->stride_i) };
+		if (up)
+			seg[count++] =
+				(struct moe_fwd_seg){ w->dup, d->I, 0, (int)d->I,
+						      moe_at(e->up_t.data, at * d->stride_i) };
+		if (gate && e->r)
+			seg[count++] =
+				(struct moe_fwd_seg){ thin, 2 * d->r, 0, (int)d->r,
+						      moe_at(e->gate_a_t, at * d->stride_r) };
+		if (up && e->r)
+			seg[count++] = (struct moe_fwd_seg){ thin, 2 * d->r, (int)d->r, (int)d->r,
+							     moe_at(e->up_a_t, at * d->stride_r) };
+		t->fwd(w->m, seg, count,
+		       n + MOE_PACK_N < end ? moe_at(first->data, (at + 1) * d->stride_i) : NULL,
+		       w->y + n, d->H, out);
+	}
+}
+
 static void gate_up_bwd_t(const struct moe_tiles *t, const struct moe_expert *e,
 			  struct moe_expert_rows *w, int c0, int c1, void *scratch)
 {
 	struct moe_widths d = moe_widths_of(t, e, w);
 	struct moe_expert_scratch s = moe_expert_scratch_of(t, e, w, scratch);
-	int64_t begin = (int64_t)c0 * MOE_CHUNK;
-	int64_t end = MOE_MIN((int64_t)c1 * MOE_CHUNK, moe_round_up(w->H, MOE_PACK_N));
 
 	if (e->r) {
 		moe_sum_chunks(moe_chunk_count(w->I), w->part_rows, w->m, 2 * d.r, w->w_part,
@@ -295,22 +325,18 @@ static void gate_up_bwd_t(const struct moe_tiles *t, const struct moe_expert *e,
 		t->pack_fwd(w->m, s.thin, 2 * d.r, NULL, 2 * d.r, 2 * d.r, s.thin_panel, 2 * d.r,
 			    0);
 	}
-	for (int64_t n = begin; n < end; n += MOE_PACK_N) {
-		int64_t at = n / MOE_PACK_N;
-		const uint16_t *gate = moe_at(e->gate_t.data, at * d.stride_i);
-		struct moe_fwd_seg seg[4] = {
-			{ w->dgate, d.I, 0, (int)d.I, gate },
-			{ w->dup, d.I, 0, (int)d.I, moe_at(e->up_t.data, at * d.stride_i) },
-			{ s.thin_panel, 2 * d.r, 0, (int)d.r, NULL },
-			{ s.thin_panel, 2 * d.r, (int)d.r, (int)d.r, NULL },
-		};
+	for (int c = c0; c < c1; c++) {
+		int64_t begin = (int64_t)c * MOE_CHUNK;
+		int64_t end = MOE_MIN(begin + MOE_CHUNK, moe_round_up(w->H, MOE_PACK_N));
 
-		if (e->r) {
-			seg[2].w = moe_at(e->gate_a_t, at * d.stride_r);
-			seg[3].w = moe_at(e->up_a_t, at * d.stride_r);
+		if (w->m > MOE_RUN_ROWS) {
+			columns_t(t, e, w, &d, s.thin_panel, true, true, begin, end,
+				  MOE_OUT_STREAM);
+			continue;
 		}
-		t->fwd(w->m, seg, e->r ? 4 : 2, n + MOE_PACK_N < end ? gate + d.stride_i : NULL,
-		       w->y + n, d.H, MOE_OUT_STREAM);
+		/* few rows: memory decides, and reads one stream faster than two in turn */
+		columns_t(t, e, w, &d, s.thin_panel, true, false, begin, end, MOE_OUT_STORE);
+		columns_t(t, e, w, &d, s.thin_panel, false, true, begin, end, MOE_OUT_ADD);
 	}
 	t->fence();
 }

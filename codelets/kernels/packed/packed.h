@@ -33,9 +33,9 @@ void moe_packed_lora_pack(const struct moe_tiles *t, moe_pack_rows *pack, enum m
 
 /* transpose.c */
 void moe_packed_weight_transpose(const struct moe_tiles *t, const struct moe_weight *W, void *dst);
-void moe_packed_lora_pack_t(const struct moe_tiles *t, enum moe_lora_side side, const float *src,
-			    int64_t n, int64_t k, int64_t n0, int64_t n1, float scale,
-			    moe_to_bf16 *to_bf16, void *dst);
+void moe_packed_lora_pack_t(const struct moe_tiles *t, moe_pack_rows *pack, enum moe_lora_side side,
+			    const float *src, int64_t n, int64_t k, int64_t n0, int64_t n1,
+			    float scale, void *dst);
 
 /* linear.c */
 size_t moe_packed_linear_scratch(const struct moe_tiles *t, int m, int64_t n, int64_t k, int r);

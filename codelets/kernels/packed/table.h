@@ -37,10 +37,10 @@ MOE_BIND_WITH(OWN(pack_rows), lora_pack,
 	       int64_t n1, float scale, void *dst),
 	      side, src, n, k, n0, n1, scale, dst)
 MOE_BIND(void, weight_transpose, (const struct moe_weight *W, void *dst), W, dst)
-MOE_BIND(void, lora_pack_t,
-	 (enum moe_lora_side side, const float *src, int64_t n, int64_t k, int64_t n0, int64_t n1,
-	  float scale, void *dst),
-	 side, src, n, k, n0, n1, scale, OWN(to_bf16), dst)
+MOE_BIND_WITH(OWN(pack_rows), lora_pack_t,
+	      (enum moe_lora_side side, const float *src, int64_t n, int64_t k, int64_t n0,
+	       int64_t n1, float scale, void *dst),
+	      side, src, n, k, n0, n1, scale, dst)
 MOE_BIND(size_t, linear_scratch, (int m, int64_t n, int64_t k, int r), m, n, k, r)
 MOE_BIND_WITH(OWN(pack_rows), linear,
 	      (int m, const struct moe_weight *W, int64_t n0, int64_t n1, const float *x,

@@ -10,8 +10,8 @@
 #include <emmintrin.h>
 #endif
 
-#define SIDE 8 /* rows and columns of a square */
-#define STRIP 256
+#define SIDE 8	 /* rows and columns of a square */
+#define STRIP 64 /* columns of LoRA matrices at a time; a multiple of MOE_PACK_K */
 
 typedef uint16_t vec8 __attribute__((vector_size(16)));
 typedef uint32_t vec4 __attribute__((vector_size(16)));
@@ -125,36 +125,24 @@ void moe_packed_weight_transpose(const struct moe_tiles *t, const struct moe_wei
 		transpose_weight(32, W, dst);
 }
 
-void moe_packed_lora_pack_t(const struct moe_tiles *t, enum moe_lora_side side, const float *src,
-			    int64_t n, int64_t k, int64_t n0, int64_t n1, float scale,
-			    moe_to_bf16 *to_bf16, void *dst)
+void moe_packed_lora_pack_t(const struct moe_tiles *t, moe_pack_rows *pack, enum moe_lora_side side,
+			    const float *src, int64_t n, int64_t k, int64_t n0, int64_t n1,
+			    float scale, void *dst)
 {
 	int64_t block = block_k(t), end = MOE_MIN(n1, n), cols = moe_round_up(k, MOE_PACK_N);
 	int64_t width = moe_round_up(n, side == MOE_LORA_B ? MOE_PACK_K : t->lora_pad);
+	int64_t stride = moe_packed_stride(width), step = block == SIDE ? SIDE * MOE_PACK_N : SIDE;
 
 	MOE_ASSERT(n0 % MOE_PACK_N == 0);
-	for (int64_t first = n0; first < end; first += MOE_PACK_N) {
-		int rows = (int)MOE_MIN(MOE_PACK_N, n - first);
-
+	for (int64_t first = n0; first < end; first += MOE_PACK_N)
 		for (int64_t k0 = 0; k0 < cols; k0 += STRIP) {
-			uint16_t strip[MOE_PACK_N][STRIP];
-			int64_t inside = MOE_MIN(STRIP, k - k0), padded = MOE_MIN(STRIP, cols - k0);
-			float wide[STRIP];
+			uint16_t strip[MOE_PACK_N * STRIP]; /* packed as they stand */
 
-			for (int i = 0; i < rows; i++) {
-				const float *from = src + (first + i) * k + k0;
-
-				for (int64_t j = 0; j < inside; j++)
-					wide[j] = scale * from[j];
-				to_bf16(1, inside, wide, STRIP, strip[i], padded);
-			}
-			for (int i = rows; i < MOE_PACK_N; i++)
-				memset(strip[i], 0, (size_t)padded * sizeof **strip);
-			for (int64_t j = 0; j < padded; j += MOE_PACK_N)
-				transpose16(strip[0] + j, STRIP, SIDE,
-					    (uint16_t *)dst + (k0 + j) / MOE_PACK_N *
-								      moe_packed_stride(width),
-					    block, first, false);
+			pack(block, (int)MOE_MIN(MOE_PACK_N, n - first), MOE_MIN(STRIP, k - k0),
+			     STRIP, src + first * k + k0, k, scale, strip);
+			for (int64_t j = 0; j < MOE_MIN(STRIP, cols - k0); j += MOE_PACK_N)
+				transpose16(strip + square_at(block, 0, j), block, step,
+					    (uint16_t *)dst + (k0 + j) / MOE_PACK_N * stride, block,
+					    first, false);
 		}
-	}
 }
