@@ -326,20 +326,6 @@ static enum moe_status load_all(struct loader *l)
 	return MOE_OK;
 }
 
-/* Resident copies for the backward, from weights that are packed now. */
-static void make_copies(struct moe_decoder *d)
-{
-	for (int i = 0; i < d->n_layers; i++) {
-		const struct moe_experts *l = d->layers[i].experts;
-
-		for (int p = 0; l && l->transposed && p < l->P; p++)
-			for (int e = 0; e < l->E; e++)
-				for (int w = 0; w < MOE_EXPERT_MATRICES; w++)
-					moe_expert_transpose(l, l->transposed, p, e,
-							     (enum moe_expert_matrix)w);
-	}
-}
-
 enum moe_status moe_model_load_weights(struct moe_model *m, const struct moe_safetensors *st)
 {
 	struct loader l = { .m = m, .st = st };
@@ -350,8 +336,6 @@ enum moe_status moe_model_load_weights(struct moe_model *m, const struct moe_saf
 	status = load_all(&l);
 	if (status == MOE_OK && st)
 		moe_pack_run(l.pack);
-	if (status == MOE_OK && st)
-		make_copies(&m->decoder);
 	moe_pack_destroy(l.pack);
 	return status;
 }
