@@ -119,7 +119,7 @@ static enum moe_status pack(struct loader *l, const void *src, enum moe_dtype dt
 	if (!w->data)
 		return MOE_ERR_NOMEM;
 	if (l->st)
-		return moe_pack_weight(l->pack, 0, part, w, src, dtype, n, k, k);
+		return moe_pack_weight(l->pack, part, w, src, dtype, n, k);
 	moe_kernels()->weight_pack(w, NULL, dtype, n, k, k, MOE_USE_GEMM);
 	return MOE_OK;
 }
@@ -165,18 +165,9 @@ static enum moe_status pack_expert(struct loader *l, struct moe_experts *e, int 
 				   enum moe_expert_matrix which, int expert, const void *src,
 				   enum moe_dtype dtype)
 {
-	if (!l->st) {
-		moe_experts_pack(e, which, expert, src, dtype);
-		return MOE_OK;
-	}
-	for (int p = 0; p < e->P; p++) {
-		struct moe_pack_source s = moe_experts_source(e, which, expert, p, src, dtype);
-
-		if (s.n && s.k)
-			MOE_TRY(moe_pack_weight(l->pack, back, p, s.w, s.src, dtype, s.n, s.k, s.ld));
-		else
-			moe_kernels()->weight_pack(s.w, s.src, dtype, s.n, s.k, s.ld, MOE_USE_GEMM);
-	}
+	if (l->st)
+		return moe_pack_expert(l->pack, back, e, which, expert, src, dtype);
+	moe_experts_pack(e, which, expert, src, dtype);
 	return MOE_OK;
 }
 
@@ -335,20 +326,6 @@ static enum moe_status load_all(struct loader *l)
 	return MOE_OK;
 }
 
-/* Resident copies for the backward, from weights that are packed now. */
-static void make_copies(struct moe_decoder *d)
-{
-	for (int i = 0; i < d->n_layers; i++) {
-		const struct moe_experts *l = d->layers[i].experts;
-
-		for (int p = 0; l && l->transposed && p < l->P; p++)
-			for (int e = 0; e < l->E; e++)
-				for (int w = 0; w < MOE_EXPERT_MATRICES; w++)
-					moe_expert_transpose(l, l->transposed, p, e,
-							     (enum moe_expert_matrix)w);
-	}
-}
-
 enum moe_status moe_model_load_weights(struct moe_model *m, const struct moe_safetensors *st)
 {
 	struct loader l = { .m = m, .st = st };
@@ -359,8 +336,6 @@ enum moe_status moe_model_load_weights(struct moe_model *m, const struct moe_saf
 	status = load_all(&l);
 	if (status == MOE_OK && st)
 		moe_pack_run(l.pack);
-	if (status == MOE_OK && st)
-		make_copies(&m->decoder);
 	moe_pack_destroy(l.pack);
 	return status;
 }

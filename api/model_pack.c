@@ -6,12 +6,14 @@
 #include <unistd.h>
 
 struct job {
-	struct moe_weight *w;
-	const char *src;
+	struct moe_pack_source source; /* this part's share */
 	enum moe_dtype dtype;
-	int64_t n, k, ld;
 	size_t tensor;
 	int part;
+	struct moe_experts *experts; /* NULL: a dense weight */
+	enum moe_expert_matrix which;
+	int expert;
+	const void *matrix; /* of the expert, all parts */
 };
 
 struct tensor {
@@ -135,38 +137,65 @@ void moe_pack_read(struct moe_pack *p, const struct moe_st_tensor *t)
 			t->dtype, (int64_t)(t->bytes / moe_dtype_size(t->dtype)), t->data);
 }
 
-enum moe_status moe_pack_weight(struct moe_pack *p, int back, int part, struct moe_weight *w,
-				const void *src, enum moe_dtype dtype, int64_t n, int64_t k,
-				int64_t ld)
+static enum moe_status add(struct moe_pack *p, const struct job *j)
 {
-	size_t tensor = p->n_tensors - 1 - (size_t)back;
-
 	MOE_TRY(grow(p, (void **)&p->job, p->n_jobs, &p->room, sizeof *p->job));
-	p->job[p->n_jobs++] = (struct job){ w, src, dtype, n, k, ld, tensor, part };
-	p->tensor[tensor].left++;
+	p->job[p->n_jobs++] = *j;
+	p->tensor[j->tensor].left++;
+	return MOE_OK;
+}
+
+enum moe_status moe_pack_weight(struct moe_pack *p, int part, struct moe_weight *w, const void *src,
+				enum moe_dtype dtype, int64_t n, int64_t k)
+{
+	return add(p, &(struct job){ .source = { w, src, n, k, k },
+				     .dtype = dtype,
+				     .tensor = p->n_tensors - 1,
+				     .part = part });
+}
+
+enum moe_status moe_pack_expert(struct moe_pack *p, int back, struct moe_experts *e,
+				enum moe_expert_matrix which, int expert, const void *src,
+				enum moe_dtype dtype)
+{
+	struct job j = { .dtype = dtype,
+			 .tensor = p->n_tensors - 1 - (size_t)back,
+			 .experts = e,
+			 .which = which,
+			 .expert = expert,
+			 .matrix = src };
+
+	for (j.part = 0; j.part < e->P; j.part++) {
+		j.source = moe_experts_source(e, which, expert, j.part, src, dtype);
+		MOE_TRY(add(p, &j));
+	}
 	return MOE_OK;
 }
 
 /* Lets the file be read ahead while the first rows are looked at. */
-static void announce(const struct job *j)
+static void announce(const struct moe_pack_source *s, size_t row)
 {
-	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)j->src & ~(page - 1);
-	size_t bytes = (size_t)(j->n * j->ld) * moe_dtype_size(j->dtype);
+	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)s->src & ~(page - 1);
 
-	if (j->ld == j->k)
-		madvise((void *)at, (uintptr_t)j->src - at + bytes, MADV_WILLNEED);
+	if (s->ld == s->k)
+		madvise((void *)at, (uintptr_t)s->src - at + (size_t)s->n * row, MADV_WILLNEED);
 }
 
 static void run_job(struct moe_pack *p, const struct job *j)
 {
+	const struct moe_pack_source *s = &j->source;
 	struct tensor *t = &p->tensor[j->tensor];
-	size_t row = (size_t)j->ld * moe_dtype_size(j->dtype);
+	size_t row = (size_t)s->ld * moe_dtype_size(j->dtype);
 	int64_t bad = 0;
 
-	announce(j);
-	for (int64_t i = 0; !p->m->params.skip_value_check && i < j->n; i++)
-		bad += count_non_finite(j->dtype, j->k, j->src + (size_t)i * row);
-	moe_kernels()->weight_pack(j->w, j->src, j->dtype, j->n, j->k, j->ld, MOE_USE_GEMM);
+	announce(s, row);
+	for (int64_t i = 0; !p->m->params.skip_value_check && i < s->n; i++)
+		bad += count_non_finite(j->dtype, s->k, s->src + (size_t)i * row);
+	if (j->experts)
+		moe_experts_pack_part(j->experts, j->which, j->expert, j->part, j->matrix,
+				      j->dtype);
+	else
+		moe_kernels()->weight_pack(s->w, s->src, j->dtype, s->n, s->k, s->ld, MOE_USE_GEMM);
 	pthread_mutex_lock(&p->lock);
 	t->non_finite += bad;
 	if (--t->left == 0)
@@ -239,7 +268,7 @@ void moe_pack_run(struct moe_pack *p)
 	double start = moe_now(), bytes = 0, seconds;
 
 	for (size_t i = 0; i < p->n_jobs; i++)
-		bytes += (double)(p->job[i].n * p->job[i].k) *
+		bytes += (double)(p->job[i].source.n * p->job[i].source.k) *
 			 (double)moe_dtype_size(p->job[i].dtype);
 	if (!sort_by_part(p))
 		for (int i = 1; i <= parts; i++)

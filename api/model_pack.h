@@ -17,10 +17,13 @@ void moe_pack_destroy(struct moe_pack *p); /* NULL accepted */
 enum moe_status moe_pack_tensor(struct moe_pack *p, const struct moe_st_tensor *t);
 /* The tensor is read by the caller, now: its values are counted here. */
 void moe_pack_read(struct moe_pack *p, const struct moe_st_tensor *t);
-/* [n, k] of the last tensor, or of the one before it (back 1); rows ld elements apart. */
-enum moe_status moe_pack_weight(struct moe_pack *p, int back, int part, struct moe_weight *w,
-				const void *src, enum moe_dtype dtype, int64_t n, int64_t k,
-				int64_t ld);
+/* [n, k] of the last tensor, contiguous, to be packed on a part. */
+enum moe_status moe_pack_weight(struct moe_pack *p, int part, struct moe_weight *w, const void *src,
+				enum moe_dtype dtype, int64_t n, int64_t k);
+/* An expert's matrix, contiguous, in the last tensor or in the one before it (back 1). */
+enum moe_status moe_pack_expert(struct moe_pack *p, int back, struct moe_experts *e,
+				enum moe_expert_matrix which, int expert, const void *src,
+				enum moe_dtype dtype);
 /* Does it all: progress and warnings come from the calling thread, in the order of the tensors. */
 void moe_pack_run(struct moe_pack *p);
 

@@ -259,16 +259,21 @@ struct moe_pack_source moe_experts_source(struct moe_experts *l, enum moe_expert
 					 l->H };
 }
 
+void moe_experts_pack_part(struct moe_experts *l, enum moe_expert_matrix which, int expert, int part,
+			   const void *src, enum moe_dtype dtype)
+{
+	struct moe_pack_source s = moe_experts_source(l, which, expert, part, src, dtype);
+
+	moe_kernels()->weight_pack(s.w, s.src, dtype, s.n, s.k, s.ld, MOE_USE_GEMM);
+	if (src && l->transposed)
+		moe_expert_transpose(l, l->transposed, part, expert, which);
+}
+
 void moe_experts_pack(struct moe_experts *l, enum moe_expert_matrix which, int expert,
 		      const void *src, enum moe_dtype dtype)
 {
-	for (int i = 0; i < l->P; i++) {
-		struct moe_pack_source s = moe_experts_source(l, which, expert, i, src, dtype);
-
-		moe_kernels()->weight_pack(s.w, s.src, dtype, s.n, s.k, s.ld, MOE_USE_GEMM);
-		if (src && l->transposed)
-			moe_expert_transpose(l, l->transposed, i, expert, which);
-	}
+	for (int i = 0; i < l->P; i++)
+		moe_experts_pack_part(l, which, expert, i, src, dtype);
 }
 
 int64_t moe_lora_elements(const struct moe_experts *l, enum moe_lora_array a)

@@ -40,6 +40,9 @@ struct moe_pack_source {
 struct moe_pack_source moe_experts_source(struct moe_experts *l, enum moe_expert_matrix which,
 					  int expert, int part, const void *src,
 					  enum moe_dtype dtype);
+/* Packs that, and its resident copies. */
+void moe_experts_pack_part(struct moe_experts *l, enum moe_expert_matrix which, int expert, int part,
+			   const void *src, enum moe_dtype dtype);
 /* Packs one expert's matrix into all parts, and its resident copies. src [I, H] (gate, up) or [H, I] (down), contiguous, any
  * alignment, or NULL: the description only. Thread-safe for different experts. */
 void moe_experts_pack(struct moe_experts *l, enum moe_expert_matrix which, int expert,
