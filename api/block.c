@@ -38,6 +38,12 @@ static enum moe_status check_params(const struct moe_block_params *p)
 			"is too large",
 			p->experts, p->hidden, p->intermediate, p->shared_intermediate,
 			p->lora_rank);
+	if (p->train_base && p->shared_intermediate)
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"train_base: a shared expert's weights cannot be trained yet");
+	if ((unsigned)p->activations > MOE_ACTIVATIONS_RECOMPUTE)
+		return moe_fail(MOE_ERR_ARG, "activations is %d; 0 (retain) and 1 (recompute) are possible",
+				(int)p->activations);
 	if (moe_dtype_size(p->weight_dtype) < 2 || p->weight_dtype > MOE_F64)
 		return moe_fail(MOE_ERR_ARG, "weight_dtype %s is not a float type",
 				moe_dtype_name(p->weight_dtype));
@@ -61,6 +67,8 @@ static enum moe_status alloc_layer(struct moe_block *b)
 		.share_a = p->lora_share_a,
 		.trainable = p->lora_rank > 0,
 		.base_grads = p->base_gradients,
+		.train_base = p->train_base,
+		.recompute = p->activations == MOE_ACTIVATIONS_RECOMPUTE,
 	};
 
 	MOE_TRY(moe_block_choose_backward(b, tokens));
@@ -102,6 +110,10 @@ enum moe_status moe_block_create(struct moe_engine *engine, const struct moe_blo
 		return moe_fail(MOE_ERR_NOMEM, "no memory for a block");
 	b->engine = engine;
 	b->params = *params;
+	if (params->train_base) { /* masters are F32, and so is what is packed from them */
+		b->params.base_gradients = 1;
+		b->params.weight_dtype = MOE_F32;
+	}
 	b->capacity = b->tokens = -1;
 	b->params.router = params->router ? moe_router_find(params->router)->name : NULL;
 	MOE_TRY_GOTO(moe_ticket_create(engine, &b->ticket), st, fail);
@@ -576,12 +588,14 @@ static enum moe_status update(struct moe_block *b, const struct moe_adamw_params
 	};
 	enum moe_status st;
 
-	if (!b->layer.r)
-		return moe_fail(MOE_ERR_STATE, "the block has no LoRA to update");
+	if (!b->layer.r && !b->params.train_base)
+		return moe_fail(MOE_ERR_STATE, "the block has nothing to update: no LoRA, no train_base");
 	if (!b->grads_open)
 		return moe_fail(MOE_ERR_STATE, "update needs a backward since the last update");
 	MOE_TRY(moe_submit_begin(b->engine));
-	st = moe_graph_moe_update(&c, &b->layer, &b->layer_tensors, &o);
+	st = b->layer.r ? moe_graph_moe_update(&c, &b->layer, &b->layer_tensors, &o) : MOE_OK;
+	if (st == MOE_OK && b->params.train_base)
+		st = moe_graph_moe_update_base(&c, &b->layer, &b->layer_tensors, &o);
 	moe_submit_end(b->engine);
 	undo_on_error(b, st);
 	if (st != MOE_OK)
