@@ -163,6 +163,34 @@ void moe_experts_pack_part(const struct moe_experts *l, enum moe_expert_matrix w
 		moe_expert_transpose(l, l->transposed, part, expert, which);
 }
 
+struct moe_view moe_lora_view(const struct moe_experts *l, enum moe_lora_array a, int part)
+{
+	const struct moe_experts_part *p = &l->part[part];
+
+	switch (a) {
+	case MOE_GATE_A:
+	case MOE_UP_A:
+		return (struct moe_view){ &l->a_gu, a == MOE_UP_A ? (int64_t)(l->ra - l->r) * l->H : 0,
+					  l->r, l->H, 0, l->H };
+	case MOE_DOWN_B:
+		return (struct moe_view){ &l->down_b, 0, l->H, l->r, 0, l->r };
+	case MOE_DOWN_A:
+		return (struct moe_view){ &p->down_a, 0, l->r, p->I, p->i0, l->I };
+	default:
+		return (struct moe_view){ a == MOE_GATE_B ? &p->gate_b : &p->up_b, 0, p->I, l->r,
+					  p->i0 * l->r, l->r };
+	}
+}
+
+struct moe_view moe_base_view(const struct moe_experts *l, enum moe_expert_matrix which, int part)
+{
+	const struct moe_experts_part *p = &l->part[part];
+
+	if (which == MOE_DOWN)
+		return (struct moe_view){ &p->base[which], 0, l->H, p->I, p->i0, l->I };
+	return (struct moe_view){ &p->base[which], 0, p->I, l->H, p->i0 * l->H, l->H };
+}
+
 /* Row `row` of an array of rows of `bytes`. */
 static void *rows_at(void *base, size_t row, size_t bytes)
 {

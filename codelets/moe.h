@@ -150,6 +150,33 @@ struct moe_ffn_state {
 /* Expert e of part p, ready for a kernel; copy: what its backward multiplies by, NULL: its weights. */
 struct moe_expert moe_expert_of(const struct moe_experts *l, const struct moe_transposed *copy, int p,
 				int e);
+/* Names and kt layout: A [r, in], B [out, r]. With shared A, GATE_A and UP_A are the same array. */
+enum moe_lora_array {
+	MOE_GATE_A,
+	MOE_UP_A,
+	MOE_DOWN_A,
+	MOE_GATE_B,
+	MOE_UP_B,
+	MOE_DOWN_B,
+	MOE_LORA_ARRAYS
+};
+
+/*
+ * A part's share of an expert's array: `rows` rows of `width`, contiguous in the param's piece from `at`; in the
+ * whole array they begin at `offset` and are `ld` apart.
+ */
+struct moe_view {
+	const struct moe_param *param;
+	int64_t at, rows, width, offset, ld;
+};
+/* A of gate and up and B of down are whole, the same for every part. */
+static inline bool moe_lora_replicated(enum moe_lora_array a)
+{
+	return a == MOE_GATE_A || a == MOE_UP_A || a == MOE_DOWN_B;
+}
+struct moe_view moe_lora_view(const struct moe_experts *l, enum moe_lora_array a, int part);
+struct moe_view moe_base_view(const struct moe_experts *l, enum moe_expert_matrix which, int part);
+
 /* What one part packs of one expert's matrix: [n, k] from src, rows ld apart, into w. */
 struct moe_pack_source {
 	struct moe_weight *w;

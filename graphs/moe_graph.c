@@ -203,6 +203,22 @@ static enum moe_status submit_repack(const struct moe_context *c, struct moe_moe
 	return MOE_OK;
 }
 
+enum moe_status moe_graph_moe_repack_bwd(const struct moe_context *c, const struct moe_experts *l,
+					 struct moe_layer_tensors *lt,
+					 const struct moe_backward_ring *ring, int index)
+{
+	for (int i = 0; i < l->P * l->G; i++) {
+		struct moe_expert_args a = { .layer = l,
+					     .part = i / l->G,
+					     .group = i % l->G,
+					     .copy = &ring->copy[index % ring->n] };
+
+		MOE_TRY(moe_task_repack_bwd(c, &a, ring->n, NULL, lt->weights ? lt->weights[i] : NULL,
+					    ring->tensor[index % ring->n * ring->groups + i]));
+	}
+	return MOE_OK;
+}
+
 /* down_bwd, gate_up_bwd and the gradients of every (part, group) */
 static enum moe_status submit_experts_bwd(const struct moe_context *c, struct moe_moe_pass *p,
 					  bool first)
@@ -468,6 +484,68 @@ enum moe_status moe_graph_moe_take_base(const struct moe_context *c, const struc
 		a.part = i / l->G;
 		a.group = i % l->G;
 		MOE_TRY(moe_task_repack(c, &a, lt->masters[i], lt->weights[i]));
+	}
+	return MOE_OK;
+}
+
+/* Gradients of (part, group) i: LoRA's and base weights'. */
+static int all_grads(struct moe_layer_tensors *lt, const struct moe_experts *l, int i, bool lora,
+		     bool base, struct moe_tensor **grads)
+{
+	int n = lora ? update_grads(lt, l, i / l->G, i % l->G, grads) : 0;
+
+	if (base && lt->grad_base && n < MOE_MAX_TASK_HANDLES)
+		grads[n++] = lt->grad_base[i];
+	return n;
+}
+
+enum moe_status moe_graph_moe_exchange(const struct moe_context *c, const struct moe_experts *l,
+				       struct moe_layer_tensors *lt,
+				       const struct moe_exchange_args *args, bool lora, bool base)
+{
+	for (int i = 0; i < l->P * l->G; i++) {
+		struct moe_tensor *grads[MOE_MAX_TASK_HANDLES], *params[3];
+		struct moe_exchange_args a = *args;
+		int n_grads = 0, n = 0;
+
+		a.layer = l;
+		a.part = i / l->G;
+		a.group = i % l->G;
+		if (a.what == MOE_PUBLISH)
+			n_grads = all_grads(lt, l, i, lora, base, grads);
+		else {
+			if (lora)
+				params[n++] = lt->lora_i[i];
+			if (lora && moe_group_owner(l, a.group) == a.part)
+				params[n++] = lt->lora_h[a.group];
+			if (base)
+				params[n++] = lt->masters[i];
+		}
+		MOE_TRY(moe_task_exchange(c, &a, grads, n_grads, params, n));
+	}
+	return MOE_OK;
+}
+
+enum moe_status moe_graph_moe_rescale(const struct moe_context *c, const struct moe_experts *l,
+				      struct moe_layer_tensors *lt, float factor)
+{
+	for (int i = 0; i < l->P * l->G; i++) {
+		int p = i / l->G, g = i % l->G, n;
+		struct moe_tensor *grads[MOE_MAX_TASK_HANDLES];
+		struct moe_update_args a = { .adamw.grad_scale = factor };
+
+		if (l->r) {
+			a.n = update_ranges(l, p, g, a.range);
+			n = update_grads(lt, l, p, g, grads);
+			MOE_TRY(moe_task_rescale(c, &a, g, p, grads, n));
+		}
+		if (!lt->grad_base)
+			continue;
+		a.n = MOE_EXPERT_MATRICES;
+		for (int j = 0; j < a.n; j++)
+			a.range[j] = (struct moe_range){ &l->part[p].base[j], l->group_first[g],
+							 l->group_first[g + 1] };
+		MOE_TRY(moe_task_rescale(c, &a, g, p, &lt->grad_base[i], 1));
 	}
 	return MOE_OK;
 }

@@ -59,6 +59,11 @@ struct moe_moe_pass {
 /* The backward's copies: entry index mod n of the ring, or the layer's own; else none. */
 void moe_pass_set_copies(struct moe_moe_pass *p, const struct moe_backward_ring *ring, int index);
 
+/* Fills the ring's entry with the copies of all experts of l, ahead of its backward. */
+enum moe_status moe_graph_moe_repack_bwd(const struct moe_context *c, const struct moe_experts *l,
+					 struct moe_layer_tensors *lt,
+					 const struct moe_backward_ring *ring, int index);
+
 enum moe_status moe_layer_tensors_create(struct moe_engine *e, const struct moe_experts *l,
 					 int slices_i, bool base_grads,
 					 struct moe_layer_tensors *out);
@@ -90,6 +95,14 @@ struct moe_optimizer_step {
 enum moe_status moe_graph_moe_update_base(const struct moe_context *c, const struct moe_experts *l,
 					  struct moe_layer_tensors *lt,
 					  const struct moe_optimizer_step *o);
+/* Gradients or values of a layer to or from the caller's arrays: args as in moe_task_exchange, per (part, group).
+ * lora: LoRA arrays take part; base: base arrays do. */
+enum moe_status moe_graph_moe_exchange(const struct moe_context *c, const struct moe_experts *l,
+				       struct moe_layer_tensors *lt,
+				       const struct moe_exchange_args *args, bool lora, bool base);
+/* All gradients of the layer times factor. */
+enum moe_status moe_graph_moe_rescale(const struct moe_context *c, const struct moe_experts *l,
+				      struct moe_layer_tensors *lt, float factor);
 /* Masters and packed weights from arrays of the caller; of args: source, dtype, map. */
 enum moe_status moe_graph_moe_take_base(const struct moe_context *c, const struct moe_experts *l,
 					struct moe_layer_tensors *lt,

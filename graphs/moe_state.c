@@ -320,44 +320,30 @@ static void copy_rows(float *piece, float *buffer, int64_t rows, int64_t width, 
 	}
 }
 
-static void exchange(const struct moe_experts *l, enum moe_lora_array a, enum moe_param_field f,
-		     int expert, float *buffer, bool to_buffer)
+static void exchange(struct moe_view v, enum moe_param_field f, int expert, float *buffer, bool to_buffer)
 {
-	float *piece;
+	float *piece = field(v.param, f, expert);
 
-	if (a == MOE_GATE_A || a == MOE_UP_A) {
-		piece = field(&l->a_gu, f, expert);
-		if (piece && a == MOE_UP_A)
-			piece += (int64_t)(l->ra - l->r) * l->H;
-		copy_rows(piece, buffer, l->r, l->H, l->H, to_buffer);
-		return;
-	}
-	if (a == MOE_DOWN_B) {
-		copy_rows(field(&l->down_b, f, expert), buffer, l->H, l->r, l->r, to_buffer);
-		return;
-	}
-	for (int p = 0; p < l->P; p++) {
-		const struct moe_experts_part *part = &l->part[p];
+	copy_rows(piece ? piece + v.at : NULL, buffer + v.offset, v.rows, v.width, v.ld, to_buffer);
+}
 
-		if (a == MOE_DOWN_A)
-			copy_rows(field(&part->down_a, f, expert), buffer + part->i0, l->r, part->I,
-				  l->I, to_buffer);
-		else
-			copy_rows(field(a == MOE_GATE_B ? &part->gate_b : &part->up_b, f, expert),
-				  buffer + part->i0 * l->r, part->I, l->r, l->r, to_buffer);
-	}
+static void exchange_lora(const struct moe_experts *l, enum moe_lora_array a, enum moe_param_field f,
+			  int expert, float *buffer, bool to_buffer)
+{
+	for (int p = 0; p < (moe_lora_replicated(a) ? 1 : l->P); p++)
+		exchange(moe_lora_view(l, a, p), f, expert, buffer, to_buffer);
 }
 
 void moe_experts_get(const struct moe_experts *l, enum moe_lora_array a, enum moe_param_field f,
 		     int expert, float *dst)
 {
-	exchange(l, a, f, expert, dst, true);
+	exchange_lora(l, a, f, expert, dst, true);
 }
 
 void moe_experts_set(struct moe_experts *l, enum moe_lora_array a, enum moe_param_field f,
 		     int expert, const float *src)
 {
-	exchange(l, a, f, expert, (float *)src, false);
+	exchange_lora(l, a, f, expert, (float *)src, false);
 	if (f != MOE_VALUE)
 		return;
 	if (a == MOE_GATE_A || a == MOE_UP_A)
@@ -378,15 +364,8 @@ void moe_experts_set(struct moe_experts *l, enum moe_lora_array a, enum moe_para
 void moe_experts_get_base(const struct moe_experts *l, enum moe_expert_matrix which,
 			  enum moe_param_field f, int expert, float *dst)
 {
-	for (int p = 0; p < l->P; p++) {
-		const struct moe_experts_part *part = &l->part[p];
-		float *piece = field(&part->base[which], f, expert);
-
-		if (which == MOE_DOWN)
-			copy_rows(piece, dst + part->i0, l->H, part->I, l->I, true);
-		else
-			copy_rows(piece, dst + part->i0 * l->H, part->I, l->H, l->H, true);
-	}
+	for (int p = 0; p < l->P; p++)
+		exchange(moe_base_view(l, which, p), f, expert, dst, true);
 }
 
 enum moe_status moe_ffn_alloc(struct moe_engine *e, int H, int I, enum moe_dtype dtype,

@@ -38,16 +38,6 @@ struct moe_experts_bytes moe_experts_bytes(const struct moe_experts_shape *s, en
 void moe_experts_pack(struct moe_experts *l, enum moe_expert_matrix which, int expert,
 		      const void *src, enum moe_dtype dtype);
 
-/* Names and kt layout: A [r, in], B [out, r]. With shared A, GATE_A and UP_A are the same array. */
-enum moe_lora_array {
-	MOE_GATE_A,
-	MOE_UP_A,
-	MOE_DOWN_A,
-	MOE_GATE_B,
-	MOE_UP_B,
-	MOE_DOWN_B,
-	MOE_LORA_ARRAYS
-};
 enum moe_param_field { MOE_VALUE, MOE_GRAD, MOE_MOMENT1, MOE_MOMENT2 };
 int64_t moe_lora_elements(const struct moe_experts *l, enum moe_lora_array a); /* of one expert */
 /* Copies between a contiguous f32 buffer and the parts. get of an absent field gives zeros. */

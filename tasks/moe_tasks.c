@@ -468,6 +468,37 @@ enum moe_status moe_task_update(const struct moe_context *c, const struct moe_up
 			       MOE_PRIORITY_UPDATE - c->layer);
 }
 
+enum moe_status moe_task_exchange(const struct moe_context *c, const struct moe_exchange_args *a,
+				  struct moe_tensor *const *grads, int n_grads,
+				  struct moe_tensor *const *params, int n_params)
+{
+	static const enum moe_kind kinds[] = { MOE_KIND_publish, MOE_KIND_give, MOE_KIND_take };
+	const struct moe_experts *e = a->layer;
+	struct moe_access_list l = { .n = 0 };
+
+	if (!e || a->part < 0 || a->part >= e->P || a->group < 0 || a->group >= e->G ||
+	    (unsigned)a->what >= MOE_COUNT(kinds))
+		return moe_fail(MOE_ERR_ARG, "exchange %d: part %d, group %d of %d, %d", (int)a->what,
+				a->part, a->group, e ? e->P : 0, e ? e->G : 0);
+	add_all(&l, grads, n_grads, MOE_R);
+	add_all(&l, params, n_params, a->what == MOE_TAKE ? MOE_RW : MOE_R);
+	return moe_task_submit(c, kinds[a->what], &moe_cl_exchange, a, sizeof *a, &l,
+			       (struct moe_where){ a->group, -1, a->part },
+			       a->what == MOE_PUBLISH ? MOE_PRIORITY_FILL : MOE_PRIORITY_UPDATE);
+}
+
+enum moe_status moe_task_rescale(const struct moe_context *c, const struct moe_update_args *a,
+				 int group, int part, struct moe_tensor *const *grads, int n)
+{
+	struct moe_access_list l = { .n = 0 };
+
+	if (a->n < 1 || a->n > MOE_UPDATE_RANGES)
+		return moe_fail(MOE_ERR_ARG, "rescale: %d ranges", a->n);
+	add_all(&l, grads, n, MOE_RW);
+	return moe_task_submit(c, MOE_KIND_rescale, &moe_cl_rescale, a, sizeof *a, &l,
+			       (struct moe_where){ group, -1, part }, c->priority);
+}
+
 enum moe_status moe_task_repack(const struct moe_context *c, const struct moe_repack_args *a,
 				struct moe_tensor *masters, struct moe_tensor *weights)
 {

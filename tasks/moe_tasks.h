@@ -7,6 +7,7 @@
 #define MOE_TASKS_MOE_TASKS_H
 
 #include "codelets/copy.h"
+#include "codelets/exchange.h"
 #include "codelets/expert_args.h"
 #include "codelets/repack.h"
 #include "codelets/token_args.h"
@@ -111,7 +112,15 @@ enum moe_status moe_task_grad_total(const struct moe_context *c, const struct mo
 enum moe_status moe_task_update(const struct moe_context *c, const struct moe_update_args *a, int group,
 				int part, struct moe_tensor *const *grads, int n_grads,
 				struct moe_tensor *norm, struct moe_tensor *const *params, int n_params);
-/* Packs masters that an update has changed; weights: those of the (part, group), with resident copies. */
+/* publish: grads are read; give: params are read; take: params are written. Either list may be empty. */
+enum moe_status moe_task_exchange(const struct moe_context *c, const struct moe_exchange_args *a,
+				  struct moe_tensor *const *grads, int n_grads,
+				  struct moe_tensor *const *params, int n_params);
+/* a->adamw.grad_scale times the gradients of a's ranges. */
+enum moe_status moe_task_rescale(const struct moe_context *c, const struct moe_update_args *a, int group,
+				 int part, struct moe_tensor *const *grads, int n);
+/* Packs masters that an update has changed, or a source; weights: those of the (part, group), with resident
+ * copies. */
 enum moe_status moe_task_repack(const struct moe_context *c, const struct moe_repack_args *a,
 				struct moe_tensor *masters, struct moe_tensor *weights);
 
