@@ -88,8 +88,11 @@ class Case(unittest.TestCase):
         return self.path("model")
 
     def run_tool(self, *arguments, **options):
+        """options in capitals are environment variables, the rest goes to subprocess.run."""
+        env = {**environment(), **{name: value for name, value in options.items() if name.isupper()}}
+        options = {name: value for name, value in options.items() if not name.isupper()}
         return subprocess.run(
-            [TOOL, *map(str, arguments)], capture_output=True, text=True, env=environment(), timeout=300, **options
+            [TOOL, *map(str, arguments)], capture_output=True, text=True, env=env, timeout=300, **options
         )
 
     def good(self, *arguments, **options):

@@ -41,5 +41,7 @@ enum token_report { REPORT_NONE, REPORT_STDOUT, REPORT_STDERR };
  */
 int token_file(const struct settings *s, const char *flag, const char *folder,
 	       enum token_report report, char **path, bool *made);
+/* Tokens of that data: a token file says, json files are tokenised once. */
+int token_count(const struct settings *s, const char *flag, int64_t *count);
 
 #endif
