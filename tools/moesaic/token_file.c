@@ -89,7 +89,7 @@ int token_file(const struct settings *s, const char *flag, const char *folder,
 	       enum token_report report, char **path, bool *made)
 {
 	char **files;
-	int n = settings_list(s, flag, &files), tokens = 0;
+	int n = settings_list(s, flag, &files), tokens = 0, rc;
 
 	*path = NULL;
 	*made = false;
@@ -104,36 +104,23 @@ int token_file(const struct settings *s, const char *flag, const char *folder,
 	if (!tokens)
 		return make(s, files, n, folder, report, path, made);
 	*path = cli_format("%s", files[0]);
-	return refuse_data_flags(s, flag, *path);
+	rc = refuse_data_flags(s, flag, *path);
+	return rc ? rc : token_check(s, flag, *path);
 }
 
 /* ---- counting ---- */
 
-#define MAX_HEADER (1 << 20)
-
 /* The length of a token file's input_ids, -1 if it has none. */
 static int64_t tokens_in_header(const char *path)
 {
-	FILE *f = fopen(path, "rb");
-	uint64_t bytes = 0;
+	cJSON *header = token_header(path);
+	const cJSON *v = cJSON_GetObjectItemCaseSensitive(header, "input_ids");
 	int64_t count = -1;
-	char *text = NULL;
-	const cJSON *v;
-	cJSON *header = NULL;
 
-	if (f && fread(&bytes, 1, sizeof bytes, f) == sizeof bytes && bytes <= MAX_HEADER) {
-		text = cli_alloc(bytes + 1);
-		if (fread(text, 1, bytes, f) == bytes)
-			header = cJSON_ParseWithLength(text, bytes);
-	}
-	v = cJSON_GetObjectItemCaseSensitive(header, "input_ids");
 	v = cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(v, "shape"), 0);
 	if (cJSON_IsNumber(v) && v->valuedouble < 9e15)
 		count = (int64_t)v->valuedouble;
 	cJSON_Delete(header);
-	free(text);
-	if (f)
-		fclose(f);
 	return count;
 }
 
@@ -182,9 +169,7 @@ int token_count(const struct settings *s, const char *flag, int64_t *count)
 		return tokens_in_rows(s, files, n, count);
 	*count = tokens_in_header(files[0]);
 	if (*count <= 0)
-		return cli_fail(
-			CLI_USAGE,
-			"--%s %s: no token file: it has no input_ids", flag,
-			files[0]);
+		return cli_fail(CLI_USAGE, "--%s %s: no token file: it has no input_ids", flag,
+				files[0]);
 	return 0;
 }
