@@ -560,7 +560,7 @@ struct moe_estimate_params {
 	int tokens;	     /* per micro-batch; 0: the model's max_tokens */
 	int document_tokens; /* length of the documents in it; 0: as long as positions allow */
 	int micro_batches;   /* per step; 0: 1 */
-	double gflops_per_worker; /* 0: 50, the reference kernels' order of magnitude */
+	double gflops_per_worker; /* of all work; 0: the machine's rates, calibrated or guessed */
 };
 
 #define MOE_ESTIMATE_PARTS 64
@@ -580,10 +580,13 @@ struct moe_estimate {
 	int max_task_handles;
 	int64_t kind[MOE_ESTIMATE_KINDS]; /* tasks by kind */
 	double submission_s;		  /* tasks x 6 us */
-	double step_s;		 /* floating-point work at the given rate; no memory bound */
+	double step_s;		 /* predicted work over the workers, or the submission if that is longer */
 	double submission_share; /* of step_s */
 	double tokens_per_s;
 	char backward_weights[32]; /* chosen, or as asked for; their copies count as weights */
+	char isa[32];		   /* kernel table that the prediction is for */
+	int calibrated;		   /* from measured rates (moe_machine_calibrate), not guessed ones */
+	const char *lacks; /* what training this architecture lacks; NULL: it is trained. Static */
 };
 MOE_API enum moe_status moe_estimate(const struct moe_estimate_params *params,
 				     struct moe_estimate *out);
@@ -624,7 +627,7 @@ struct moe_machine_info {
 	char cpu[MOE_MACHINE_TEXT];
 	int cpus, cores, sockets, nodes; /* online CPUs; hwloc's cores, packages, NUMA nodes */
 	int fake_topology;
-	int starpu_version[3], starpu_max_workers, starpu_max_nodes;
+	int starpu_version[3], starpu_max_workers, starpu_max_nodes, starpu_max_buffers;
 	int workers; /* that an engine starts by default */
 	char isa_error[256]; /* why no table can be chosen, or "" */
 	/* the file */
