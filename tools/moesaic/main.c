@@ -56,9 +56,10 @@ static int run_external(char **argv)
 		if (path)
 			execv(path, argv);
 		execvp(argv[0], argv);
-		return cli_fail(CLI_USAGE,
-				"%s needs moesaic-trace, which is neither beside moesaic nor in PATH",
-				name);
+		return cli_fail(
+			CLI_USAGE,
+			"%s needs moesaic-trace, which is neither beside moesaic nor in PATH",
+			name);
 	}
 	return -1;
 }
