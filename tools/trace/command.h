@@ -47,6 +47,7 @@ int trace_flags(const struct trace_command *c, int argc, char **argv,
 		const struct trace_flag *flags, const char **files, int min_files, int max_files);
 /* "5" or "a:b", inclusive. 0 or -1 after trace_fail. */
 int trace_flag_range(const char *flag, const char *text, int64_t range[2]);
+int trace_flag_steps(const int64_t range[2]); /* 1 and more; 0 or -1 after trace_fail */
 int trace_flag_number(const char *flag, const char *text, double *v); /* "3%" is 0.03 */
 
 /* Opens a trace for a subcommand: 0, or TRACE_EXIT_BAD after a text. */

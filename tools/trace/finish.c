@@ -81,7 +81,7 @@ static const char *wrong_task(const struct trace *t, uint32_t i)
 		return "its worker is unknown";
 	if (k->stop < k->start)
 		return "it stops before it starts";
-	if (k->layer < -1 || k->layer > 1 << 20)
+	if (k->layer < -1 || k->layer >= 1 << 16)
 		return "its layer is impossible";
 	if (k->first_pred > t->n_preds || k->n_pred > t->n_preds - k->first_pred)
 		return "its predecessors lie outside of the list";
@@ -242,6 +242,7 @@ static void apply_marks(struct trace *t)
 
 static bool make_steps(struct trace *t)
 {
+	int64_t end = INT64_MIN;
 	uint32_t n = 0;
 
 	for (uint32_t i = 0; i < t->n_tasks; i++) {
@@ -267,6 +268,10 @@ static bool make_steps(struct trace *t)
 	for (int s = 0; s < t->n_steps; s++)
 		span(t, &t->step[s]);
 	apply_marks(t);
+	for (int s = 0; s < t->n_steps; s++) {
+		t->step[s].from = t->step[s].begin > end ? t->step[s].begin : end;
+		end = t->step[s].end > end ? t->step[s].end : end;
+	}
 	return true;
 }
 
@@ -286,6 +291,9 @@ static void measure(struct trace *t)
 		if (i == 0 || k->stop > t->last)
 			t->last = k->stop;
 	}
+	for (int s = 0; s < t->n_steps; s++)
+		if (t->step[s].begin < t->first)
+			t->first = t->step[s].begin;
 }
 
 static void forget(struct trace *t)
@@ -371,6 +379,21 @@ bool trace_may_run(const struct trace *t, uint32_t task, int worker)
 		if (t->part_worker[i] == worker)
 			return true;
 	return false;
+}
+
+int trace_home(const struct trace *t, uint32_t task)
+{
+	const struct trace_task *k = &t->task[task];
+	int here = t->worker[k->worker].node;
+	int layer_part = k->layer >= 0 && t->n_parts > 0 ? k->layer % t->n_parts : -1;
+
+	if (!t->part_node)
+		return -1;
+	if (k->part >= 0 && k->part < t->n_parts && t->part_node[k->part] != here)
+		return t->part_node[k->part];
+	if (layer_part >= 0 && t->part_node[layer_part] != here)
+		return t->part_node[layer_part];
+	return -1;
 }
 
 int trace_kind(const struct trace *t, const char *name)

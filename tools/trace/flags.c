@@ -120,6 +120,14 @@ int trace_flag_range(const char *flag, const char *text, int64_t range[2])
 	return 0;
 }
 
+int trace_flag_steps(const int64_t range[2])
+{
+	if (range[0] >= 1 && range[1] < INT32_MAX)
+		return 0;
+	trace_fail("--step: steps are numbered from 1");
+	return -1;
+}
+
 int trace_flag_number(const char *flag, const char *text, double *v)
 {
 	char *end;

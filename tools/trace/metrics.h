@@ -37,6 +37,9 @@ int trace_window_steps(const struct trace *t, int i, int j, struct trace_window 
 int trace_steady(const struct trace *t);
 /* All steady steps, or the whole trace where it has none. */
 int trace_window_steady(const struct trace *t, struct trace_window *w);
+/* Steps first..last (numbers; 0, 0: as trace_window_steady). 0 or -1 and a text. */
+int trace_choose(const struct trace *t, int first, int last, struct trace_window *w, char *error,
+		 size_t size);
 void trace_window_free(struct trace_window *w);
 /* Of a task, ns. */
 int64_t trace_inside(const struct trace_window *w, uint32_t task);
@@ -159,8 +162,6 @@ struct trace_exposure {
 	int64_t blocked; /* of it: no task of another kind runs or could */
 	int64_t on_path; /* of it: on the realised critical path */
 	int64_t exposed; /* blocked or on the path: the cheap version */
-	int64_t gain;	 /* by how much a replay without it is shorter: the strict version;
-			    MOE_MXT_NA: not replayed */
 };
 /* Kinds whose name is one of "a|b|c". */
 int trace_exposed(const struct trace_window *w, const struct trace_realised *r, const char *kinds,
@@ -181,12 +182,14 @@ struct trace_imbalance {
 	int32_t top[3];		    /* experts with most tokens, -1: none */
 	int64_t top_tokens[3];
 };
+struct trace_spread {
+	double median, p95; /* nearest rank; NaN: no values */
+};
 struct trace_experts {
 	struct trace_imbalance *row; /* by step, layer, direction */
 	uint32_t n;
-	struct {
-		double median, p95;
-	} tokens_ratio[TRACE_DIRECTIONS], time_ratio[TRACE_DIRECTIONS], dead[TRACE_DIRECTIONS];
+	struct trace_spread tokens_ratio[TRACE_DIRECTIONS], time_ratio[TRACE_DIRECTIONS],
+		dead[TRACE_DIRECTIONS];
 	uint32_t worst; /* row with the highest time ratio; n: none */
 };
 int trace_experts(const struct trace_window *w, struct trace_experts *x);
@@ -257,6 +260,13 @@ enum trace_curve {
 int trace_curve(const struct trace *t, enum trace_curve what, int64_t begin, int64_t end, int bins,
 		float *mean, int32_t *highest);
 
+/* ---- replays (tools/trace/replay.h) ---- */
+
+/* Makespans of a window's replays, ns; MOE_MXT_NA: not run, or nothing to leave out. */
+struct replay_gains {
+	int64_t recorded, base, without_repack, without_update, equal_experts;
+};
+
 /* ---- the summary: a metric is a file of tools/trace/metrics/ ---- */
 
 /* What metrics share; summary, report and diff make one. */
@@ -265,11 +275,13 @@ struct trace_view {
 	struct trace_window window;
 	struct trace_idle *idle;
 	struct trace_realised realised;
-	bool replay; /* strict versions, by replaying */
+	struct replay_gains gains; /* strict versions; MOE_MXT_NA until trace_view_replay() */
 };
 /* Of steps first..last (numbers; 0, 0: the steady ones, or all). 0 or -1 and a text. */
 int trace_view_open(const struct trace *t, int first, int last, struct trace_view *v, char *error,
 		    size_t size);
+/* Replays for the strict versions of exposure and imbalance: most of the summary's time. */
+int trace_view_replay(struct trace_view *v);
 void trace_view_close(struct trace_view *v);
 
 /* A section of the summary. */

@@ -63,7 +63,9 @@ struct trace_host {
 /* A step as the metrics see it: tasks [first, first + n) of trace.by_step. */
 struct trace_step {
 	int32_t step;
-	int64_t begin, submitted, end; /* ns; from the marks, else from the tasks */
+	int64_t begin, submitted, end; /* ns; first and last submission (or their marks, where
+					  those are wider), last stop */
+	int64_t from;		       /* where its own time begins: trace_step_time() */
 	int64_t tokens, trained;       /* MOE_MXT_NA: not known */
 	uint32_t first, n;
 };
@@ -117,7 +119,8 @@ struct trace {
 	int64_t *stop_before;	/* beside by_worker: the latest stop so far on that worker */
 	uint32_t *worker_first; /* [n_workers + 1] into by_worker */
 	int n_layers;		/* highest layer + 1 */
-	int64_t first, last;	/* first submission or start, last stop; 0, 0 without tasks */
+	int64_t first, last;	/* first submission, start or mark of a step, last stop; 0, 0
+				   without tasks */
 };
 
 /* What of a file is read: inclusive; 0-initialise, then set what is wanted. */
@@ -165,6 +168,8 @@ static inline int64_t trace_duration(const struct trace *t, uint32_t task)
 }
 /* Whether a worker may run it: always where placement is soft. */
 bool trace_may_run(const struct trace *t, uint32_t task, int worker);
+/* Node of a task's remote bytes, -1: not known which. Its part's, or its layer's part's. */
+int trace_home(const struct trace *t, uint32_t task);
 /* Index of a kind by its name, -1: not in this trace. */
 int trace_kind(const struct trace *t, const char *name);
 
