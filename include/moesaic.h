@@ -386,15 +386,19 @@ typedef void (*moe_progress_fn)(const char *what, int64_t done, int64_t total, v
 struct moe_model_params {
 	size_t struct_size;
 	const char *dir;     /* required */
-	const char *adapter; /* PEFT directory to start from: gives targets, ranks and alphas, or
-				NULL */
+	const char *adapter; /* directory to start from, in any form: gives targets, ranks and
+				alphas, or NULL */
 	int max_tokens;	     /* of a micro-batch; 0: 512 */
 	int slots;	     /* micro-batches in flight; 0: 2, or 1 for inference */
 	int inference_only;  /* no gradients, no moments, activations of two layers */
 	int lora_rank;	     /* of attention; 0: 16, without an adapter no LoRA for inference */
 	int expert_rank;     /* 0: lora_rank */
 	double lora_alpha;   /* 0: 2 lora_rank, and 2 expert_rank for experts */
-	const char *lora_targets; /* comma-separated; NULL: "experts,q_proj,k_proj,v_proj,o_proj" */
+	/*
+	 * Names with commas between, an expression over whole module names, "all-linear" (as PEFT
+	 * resolves it), "all"; NULL: "experts,q_proj,k_proj,v_proj,o_proj" (docs/adapters.md)
+	 */
+	const char *lora_targets;
 	int share_a;		  /* gate and up of an expert share their A */
 	int rslora;		  /* scale is alpha / sqrt(rank) */
 	uint64_t seed;		  /* of the initial A: uniform in +-1/sqrt(in) as in PEFT; B is 0 */
@@ -403,7 +407,8 @@ struct moe_model_params {
 	/* as in struct moe_block_params, but the layers share the N copies; where nothing is trained there is no
 	 * backward, and no copy */
 	const char *backward_weights;
-	int skip_value_check; /* do not look for NaN and Inf in the weights */
+	const char *adapter_format; /* of saved adapters: "peft" (NULL), "per-expert", "kt" */
+	int skip_value_check;	    /* do not look for NaN and Inf in the weights */
 	moe_progress_fn progress;
 	void *user;
 };
@@ -419,6 +424,7 @@ struct moe_model_info {
 	int64_t embed_params, norm_params, attention_params, dense_params, router_params,
 		shared_params, expert_params;
 	int64_t attention_lora_params, expert_lora_params;
+	int64_t gate_lora_params; /* of the router and of the shared expert's gate */
 	int lora_rank, expert_rank;
 	int64_t eos_ids[8];
 	int n_eos;
@@ -438,7 +444,7 @@ MOE_API void moe_model_close(struct moe_model *model);
 MOE_API enum moe_status moe_model_get_info(struct moe_model *model, struct moe_model_info *info);
 /* Replaces the LoRA's values; targets and ranks must be the model's. Moments are cleared. */
 MOE_API enum moe_status moe_model_load_adapter(struct moe_model *model, const char *dir);
-/* Writes PEFT's form into dir. */
+/* Writes the model's adapter_format into dir. */
 MOE_API enum moe_status moe_model_save_adapter(struct moe_model *model, const char *dir);
 /*
  * One document of n ids: logits of tokens row[0..n_rows) (ascending; NULL: the last token, n_rows
