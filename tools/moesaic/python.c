@@ -236,3 +236,22 @@ int python_stop(const char *module, struct python_child *child)
 	*child = (struct python_child){ .pid = -1 };
 	return rc;
 }
+
+bool python_ready(char **path)
+{
+	pid_t pid;
+
+	*path = interpreter();
+	fflush(NULL);
+	pid = fork();
+	if (pid == 0) {
+		int null = open("/dev/null", O_RDWR);
+
+		dup2(null, STDIN_FILENO);
+		dup2(null, STDOUT_FILENO);
+		dup2(null, STDERR_FILENO);
+		execlp(*path, *path, "-c", "import numpy, tokenizers, jinja2", (char *)NULL);
+		_exit(127);
+	}
+	return pid > 0 && wait_for(pid) == 0;
+}
