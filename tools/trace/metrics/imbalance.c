@@ -348,10 +348,14 @@ static int text(const struct trace_view *v, FILE *out)
 	if (x.n)
 		worst(&x, out);
 	if (x.n && v->gains.equal_experts != MOE_MXT_NA && v->gains.base != MOE_MXT_NA)
-		fprintf(out, "  with equal experts a replay is %s shorter (%s)\n",
+		fprintf(out,
+			"  with equal experts a replay is %s shorter (%s); replays are %+.1f %% "
+			"off what "
+			"was recorded\n",
 			print_time((double)(v->gains.base - v->gains.equal_experts), a),
 			print_share((double)(v->gains.base - v->gains.equal_experts),
-				    (double)v->gains.base, b));
+				    (double)v->gains.base, b),
+			100 * ((double)v->gains.base / (double)v->gains.recorded - 1));
 	trace_experts_free(&x);
 	return 0;
 }
