@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Medians of few values, and bootstrap intervals: draws of as many with repetition, many times. */
+/* Medians, and bootstrap intervals: as many draws with repetition, their median, many times. */
 #include "tools/trace/compare.h"
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define RESAMPLES 2000
+#define FEWEST 200 /* with so many values that draws take long */
 
 static int by_value(const void *a, const void *b)
 {
@@ -14,12 +16,11 @@ static int by_value(const void *a, const void *b)
 	return p < q ? -1 : p > q;
 }
 
-static double median(double *v, int n)
+static double median(const double *sorted, int n)
 {
 	if (!n)
 		return NAN;
-	qsort(v, (size_t)n, sizeof *v, by_value);
-	return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
+	return n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
 }
 
 static uint64_t next(uint64_t *state)
@@ -31,87 +32,119 @@ static uint64_t next(uint64_t *state)
 	return x ^ x >> 31;
 }
 
-static int known(const double *from, int n, double *to)
-{
-	int kept = 0;
+/* What is known of a list, ascending, and room to count draws. */
+struct values {
+	double *sorted; /* [n]; NULL: no memory */
+	uint32_t *drawn;
+	int n;
+};
 
+static struct values values_of(const double *from, int n)
+{
+	struct values v = { .sorted = malloc(((size_t)n + 1) * sizeof *v.sorted),
+			    .drawn = malloc(((size_t)n + 1) * sizeof *v.drawn) };
+
+	if (!v.sorted || !v.drawn) {
+		free(v.sorted), free(v.drawn);
+		return (struct values){ 0 };
+	}
 	for (int i = 0; i < n; i++)
 		if (isfinite(from[i]))
-			to[kept++] = from[i];
-	return kept;
+			v.sorted[v.n++] = from[i];
+	if (v.n)
+		qsort(v.sorted, (size_t)v.n, sizeof *v.sorted, by_value);
+	return v;
 }
 
-static double resampled(const double *v, int n, double *draw, uint64_t *state)
+static void free_values(struct values *v)
 {
-	for (int i = 0; i < n; i++)
-		draw[i] = v[next(state) % (uint64_t)n];
-	return median(draw, n);
+	free(v->sorted), free(v->drawn);
 }
 
-/* What holds the middle 95 % of the resamples. */
-static void bounds_of(double v[RESAMPLES], double *low, double *high)
+/* The i-th smallest of the values drawn. */
+static double smallest(const struct values *v, uint32_t i)
 {
-	qsort(v, RESAMPLES, sizeof *v, by_value);
-	*low = v[RESAMPLES / 40];
-	*high = v[RESAMPLES - RESAMPLES / 40 - 1];
+	int k = 0;
+
+	for (uint32_t before = v->drawn[0]; before <= i; before += v->drawn[k])
+		k++;
+	return v->sorted[k];
+}
+
+static double resampled(const struct values *v, uint64_t *state)
+{
+	uint32_t n = (uint32_t)v->n;
+
+	memset(v->drawn, 0, n * sizeof *v->drawn);
+	for (uint32_t i = 0; i < n; i++)
+		v->drawn[next(state) % n]++;
+	return n % 2 ? smallest(v, n / 2) : (smallest(v, n / 2 - 1) + smallest(v, n / 2)) / 2;
+}
+
+static int resamples(int n)
+{
+	int fewer = n > 1000 ? 1000 * RESAMPLES / n : RESAMPLES;
+
+	return fewer > FEWEST ? fewer : FEWEST;
+}
+
+/* What holds the middle 95 % of a list. */
+static void middle(double *v, int n, double *low, double *high)
+{
+	qsort(v, (size_t)n, sizeof *v, by_value);
+	*low = v[n / 40];
+	*high = v[n - n / 40 - 1];
 }
 
 struct trace_interval trace_bootstrap(const double *value, int n)
 {
 	struct trace_interval out = { NAN, NAN, NAN, 0 };
-	double *v = malloc(((size_t)n + 1) * sizeof *v),
-	       *draw = malloc(((size_t)n + 1) * sizeof *draw);
+	struct values v = values_of(value, n);
 	double *medians = malloc(RESAMPLES * sizeof *medians);
 	uint64_t state = 1;
+	int rounds = resamples(v.n);
 
-	if (v && draw && medians) {
-		out.n = known(value, n, v);
-		out.median = median(v, out.n);
+	out.n = v.n;
+	out.median = median(v.sorted, v.n);
+	if (medians && v.n >= 3) {
+		for (int r = 0; r < rounds; r++)
+			medians[r] = resampled(&v, &state);
+		middle(medians, rounds, &out.low, &out.high);
 	}
-	if (out.n >= 3) {
-		for (int r = 0; r < RESAMPLES; r++)
-			medians[r] = resampled(v, out.n, draw, &state);
-		bounds_of(medians, &out.low, &out.high);
-	}
-	free(v), free(draw), free(medians);
+	free_values(&v);
+	free(medians);
 	return out;
 }
 
-/* Both steps' medians are drawn anew, many times. */
-static void interval(const double *a, int na, const double *b, int nb, double *draw, double *change,
-		     struct trace_difference *d)
+/* Both lists are drawn anew; a resample whose first median is 0 has no change. */
+static void interval(const struct values *a, const struct values *b, struct trace_difference *d)
 {
+	double *change = malloc(RESAMPLES * sizeof *change);
+	int rounds = resamples(a->n > b->n ? a->n : b->n), kept = 0;
 	uint64_t state = 1;
-	int kept = 0;
 
-	for (int r = 0; r < RESAMPLES; r++) {
-		double x = resampled(a, na, draw, &state), y = resampled(b, nb, draw, &state);
+	for (int r = 0; change && r < rounds; r++) {
+		double x = resampled(a, &state), y = resampled(b, &state);
 
 		if (x > 0)
 			change[kept++] = y / x - 1;
 	}
-	if (kept == RESAMPLES)
-		bounds_of(change, &d->low, &d->high);
+	if (kept == rounds)
+		middle(change, rounds, &d->low, &d->high);
+	free(change);
 }
 
 struct trace_difference trace_difference(const double *before, int n_before, const double *after,
 					 int n_after)
 {
-	struct trace_difference d = { NAN, NAN, NAN, NAN, NAN };
-	size_t most = (size_t)(n_before > n_after ? n_before : n_after) + 1;
-	double *a = malloc(most * sizeof *a), *b = malloc(most * sizeof *b);
-	double *draw = malloc(most * sizeof *draw), *change = malloc(RESAMPLES * sizeof *change);
+	struct values a = values_of(before, n_before), b = values_of(after, n_after);
+	struct trace_difference d = { median(a.sorted, a.n), median(b.sorted, b.n), NAN, NAN, NAN };
 
-	if (a && b && draw && change) {
-		int na = known(before, n_before, a), nb = known(after, n_after, b);
-
-		d.before = median(a, na);
-		d.after = median(b, nb);
-		if (d.before > 0)
-			d.change = d.after / d.before - 1;
-		if (na >= 3 && nb >= 3 && d.before > 0)
-			interval(a, na, b, nb, draw, change, &d);
-	}
-	free(a), free(b), free(draw), free(change);
+	if (d.before > 0)
+		d.change = d.after / d.before - 1;
+	if (a.n >= 3 && b.n >= 3 && d.before > 0)
+		interval(&a, &b, &d);
+	free_values(&a);
+	free_values(&b);
 	return d;
 }
