@@ -193,6 +193,7 @@ struct trace_experts {
 		dead[TRACE_DIRECTIONS];
 	uint32_t worst; /* row with the highest time ratio; n: none */
 };
+/* Whole layers of the window's steps, also where parts of them ran before it. */
 int trace_experts(const struct trace_window *w, struct trace_experts *x);
 void trace_experts_free(struct trace_experts *x);
 /* Whether a task is an expert group's work; direction by phase. */
