@@ -76,6 +76,9 @@ struct moe_expert {
 	const void *gate_a_t, *up_a_t, *gate_b_t, *up_b_t, *down_a_t, *down_b_t;
 	int r, ra;
 	float scale;
+	/* whose weights the same op reads next, to be prefetched; NULL: not known. Nothing but its
+	 * weights is looked at. */
+	const struct moe_expert *next;
 };
 
 /*

@@ -2,6 +2,7 @@
 /* moesaic COMMAND: finds the command, parses its flags, runs it. Each command is a file of its own.
  */
 #include "tools/moesaic/commands.h"
+#include "tools/moesaic/generate_text.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -140,6 +141,12 @@ int main(int argc, char **argv)
 				cli_usage(cli_commands[i], 1);
 				putchar('\n');
 			}
+		return finish(CLI_DONE);
+	}
+	if (!strcmp(argv[1], "--completion"))
+		return finish(cli_completion(argc > 2 ? argv[2] : NULL));
+	if (!strcmp(argv[1], "--man")) {
+		cli_man();
 		return finish(CLI_DONE);
 	}
 	for (int i = 0; cli_commands[i]; i++)

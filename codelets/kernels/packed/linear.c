@@ -128,7 +128,7 @@ static void thin_bwd(const struct moe_tiles *t, int m, int64_t np, const struct 
 
 	for (int64_t j = 0; j < rp; j += t->lora_pad) {
 		struct moe_bwd_seg seg = {
-			s->panel, np, 0, (int)np, s->b + MOE_PACK_N * j, moe_packed_stride(rp)
+			s->panel, np, 0, (int)np, s->b + MOE_PACK_N * j, moe_packed_stride(rp), NULL
 		};
 
 		t->bwd(m, &seg, 1, t->lora_pad, s->z + j, rp, MOE_OUT_STORE, s->bwd);
@@ -177,11 +177,11 @@ void moe_packed_linear_bwd(const struct moe_tiles *t, moe_pack_rows *pack, int m
 	for (int64_t k = 0; k < kp; k += step) {
 		int width = (int)MOE_MIN(step, kp - k);
 		int64_t inside = MOE_MIN(width, W->k - k);
+		const uint16_t *w = (const uint16_t *)W->data + MOE_PACK_N * k;
 		struct moe_bwd_seg seg[2] = {
-			{ s.panel, np, 0, (int)np, (const uint16_t *)W->data + MOE_PACK_N * k,
-			  moe_packed_stride(kp) },
+			{ s.panel, np, 0, (int)np, w, moe_packed_stride(kp), k + step < kp ? NULL : w },
 			{ s.thin, rp, 0, (int)moe_round_up(r, MOE_PACK_N), s.a + MOE_PACK_N * k,
-			  moe_packed_stride(kp) },
+			  moe_packed_stride(kp), NULL },
 		};
 		bool whole = inside == width;
 		enum moe_out out = accumulate && whole ? MOE_OUT_ADD : MOE_OUT_STORE;
