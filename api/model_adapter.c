@@ -56,7 +56,7 @@ static void init_gates(struct moe_model *m)
 		for (int w = 0; w < MOE_GATES; w++) {
 			struct moe_gate_lora *g = &m->gates[l][w];
 
-			init_a(m->params.seed, l, GATE_SEED + w, 0, g->r, g->k, g->a);
+			moe_lora_init_a(m->params.seed, l, GATE_SEED + w, 0, g->r, g->k, g->a);
 		}
 }
 
