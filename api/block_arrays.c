@@ -121,6 +121,12 @@ static enum moe_status set_weight(struct moe_block *b, enum moe_block_array whic
 					"%s is %s, wider than the block's weight_dtype %s",
 					names[which], moe_dtype_name(a->dtype),
 					moe_dtype_name(b->params.weight_dtype));
+	if (which == MOE_BLOCK_ROUTER && b->layer.router_param.value) {
+		moe_to_f32(b->layer.router_param.value, a->data, a->dtype, (size_t)(b->layer.E * b->layer.H));
+		moe_kernels()->weight_pack(&b->layer.router_weight, NULL, MOE_F32, b->layer.E, b->layer.H,
+					   b->layer.H, MOE_USE_EXACT);
+		return MOE_OK;
+	}
 	if (which <= MOE_BLOCK_DOWN_PROJ) {
 		for (int e = 0; e < b->layer.E; e++)
 			moe_experts_pack(&b->layer,
@@ -194,6 +200,26 @@ enum moe_status moe_block_set(struct moe_block *b, enum moe_block_array which,
 	return st;
 }
 
+/* A base matrix's gradient or master, whole. */
+static enum moe_status copy_base(struct moe_block *b, enum moe_block_array which,
+				 enum moe_param_field f, const struct moe_array *dst)
+{
+	int64_t n = (int64_t)b->layer.I * b->layer.H;
+	size_t bytes = (size_t)n * moe_dtype_size(dst->dtype);
+	float *row = moe_alloc((size_t)n, sizeof *row);
+
+	if (!row)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for %s", names[which]);
+	for (int e = 0; e < b->layer.E; e++) {
+		moe_experts_get_base(&b->layer,
+				     (enum moe_expert_matrix)(which - MOE_BLOCK_GATE_PROJ), f, e,
+				     row);
+		moe_from_f32((char *)dst->data + (size_t)e * bytes, dst->dtype, row, (size_t)n);
+	}
+	moe_free(row);
+	return MOE_OK;
+}
+
 static enum moe_status get_array(struct moe_block *b, enum moe_block_array which,
 				 const struct moe_array *dst)
 {
@@ -205,6 +231,8 @@ static enum moe_status get_array(struct moe_block *b, enum moe_block_array which
 	MOE_TRY(check(b, which, dst, GET, &count));
 	if (which >= MOE_BLOCK_GATE_LORA_A && which <= MOE_BLOCK_DOWN_LORA_B)
 		return copy_lora(b, which, dst, GET);
+	if (which <= MOE_BLOCK_DOWN_PROJ && b->params.train_base)
+		return copy_base(b, which, MOE_VALUE, dst);
 	plan = &b->state.plan;
 	aux = (float)plan->aux_loss;
 	if (which == MOE_BLOCK_TOPK_IDS) {
@@ -219,6 +247,9 @@ static enum moe_status get_array(struct moe_block *b, enum moe_block_array which
 		return MOE_OK;
 	}
 	switch (which) {
+	case MOE_BLOCK_ROUTER:
+		src = b->layer.router_param.value;
+		break;
 	case MOE_BLOCK_TOPK_WEIGHTS:
 		src = plan->weights;
 		break;
@@ -234,6 +265,8 @@ static enum moe_status get_array(struct moe_block *b, enum moe_block_array which
 	default:
 		return moe_fail(MOE_ERR_UNSUPPORTED, "packed %s cannot be read back", names[which]);
 	}
+	if (!src && count)
+		return moe_fail(MOE_ERR_UNSUPPORTED, "packed %s cannot be read back", names[which]);
 	if (count)
 		moe_from_f32(dst->data, dst->dtype, src, (size_t)count);
 	return MOE_OK;
@@ -248,24 +281,6 @@ enum moe_status moe_block_get(struct moe_block *b, enum moe_block_array which,
 	st = get_array(b, which, dst);
 	moe_block_leave(b);
 	return st;
-}
-
-static enum moe_status base_gradient(struct moe_block *b, enum moe_block_array which,
-				     const struct moe_array *dst)
-{
-	int64_t n = (int64_t)b->layer.I * b->layer.H;
-	size_t bytes = (size_t)n * moe_dtype_size(dst->dtype);
-	float *row = moe_alloc((size_t)n, sizeof *row);
-
-	if (!row)
-		return moe_fail(MOE_ERR_NOMEM, "no memory for %s", names[which]);
-	for (int e = 0; e < b->layer.E; e++) {
-		moe_experts_get_base_grad(
-			&b->layer, (enum moe_expert_matrix)(which - MOE_BLOCK_GATE_PROJ), e, row);
-		moe_from_f32((char *)dst->data + (size_t)e * bytes, dst->dtype, row, (size_t)n);
-	}
-	moe_free(row);
-	return MOE_OK;
 }
 
 static enum moe_status get_gradient(struct moe_block *b, enum moe_block_array which,
@@ -283,7 +298,7 @@ static enum moe_status get_gradient(struct moe_block *b, enum moe_block_array wh
 	if (which > MOE_BLOCK_DOWN_LORA_B || !b->params.base_gradients)
 		return moe_fail(MOE_ERR_STATE, "%s has no gradient in this block", names[which]);
 	if (which <= MOE_BLOCK_DOWN_PROJ)
-		return base_gradient(b, which, dst);
+		return copy_base(b, which, MOE_GRAD, dst);
 	src = which == MOE_BLOCK_ROUTER	       ? b->layer.grad_router
 	      : which == MOE_BLOCK_SHARED_GATE ? b->ffn.grad_gate
 	      : which == MOE_BLOCK_SHARED_UP   ? b->ffn.grad_up

@@ -79,6 +79,27 @@ static struct moe_param shape_b(int64_t n, int64_t r, float scale)
 	return (struct moe_param){ .side = MOE_LORA_B, .stack = 1, .rows = n, .cols = r, .pack_scale = scale };
 }
 
+static struct moe_param shape_base(int64_t n, int64_t k)
+{
+	return (struct moe_param){ .stack = 1, .rows = n, .cols = k, .piece = n * k };
+}
+
+/* Base weights: gradients, and what training them takes. */
+static void base_alloc(struct moe_engine *e, struct moe_param *p, struct moe_param shape,
+		       const struct moe_experts_shape *s, int part, enum moe_status *st)
+{
+	size_t bytes = (size_t)s->E * (size_t)shape.piece * sizeof(float);
+
+	*p = shape;
+	if (s->base_grads)
+		p->grad = take(e, bytes, part, "gradients", st);
+	if (!s->train_base)
+		return;
+	p->value = take(e, bytes, part, "weights", st);
+	p->m = take(e, bytes, part, "moments", st);
+	p->v = take(e, bytes, part, "moments", st);
+}
+
 /* Where a part's packed matrices begin: gate, up, down of each expert, 64-byte aligned. */
 static size_t matrix_bytes(enum moe_dtype dtype, int64_t n, int64_t k)
 {
@@ -113,7 +134,6 @@ static void part_alloc(struct moe_engine *e, struct moe_experts *l,
 {
 	struct moe_experts_part *part = &l->part[p];
 	struct moe_param a, b;
-	size_t base;
 
 	part->i0 = part_begin(s->I, l->P, p);
 	part->I = part_begin(s->I, l->P, p + 1) - part->i0;
@@ -123,12 +143,9 @@ static void part_alloc(struct moe_engine *e, struct moe_experts *l,
 	param_alloc(e, &part->gate_b, &b, s, p, st);
 	param_alloc(e, &part->up_b, &b, s, p, st);
 	param_alloc(e, &part->down_a, &a, s, p, st);
-	if (!s->base_grads)
-		return;
-	base = (size_t)l->E * (size_t)part->I * (size_t)l->H * sizeof(float);
-	part->grad_gate = take(e, base, p, "gradients", st);
-	part->grad_up = take(e, base, p, "gradients", st);
-	part->grad_down = take(e, base, p, "gradients", st);
+	base_alloc(e, &part->base[MOE_GATE], shape_base(part->I, l->H), s, p, st);
+	base_alloc(e, &part->base[MOE_UP], shape_base(part->I, l->H), s, p, st);
+	base_alloc(e, &part->base[MOE_DOWN], shape_base(l->H, part->I), s, p, st);
 }
 
 static void copies_alloc(struct moe_engine *e, struct moe_experts *l, enum moe_dtype dtype,
@@ -139,6 +156,18 @@ static void copies_alloc(struct moe_engine *e, struct moe_experts *l, enum moe_d
 	l->transposed = moe_calloc(1, sizeof *l->transposed);
 	*st = l->transposed ? moe_transposed_alloc(e, l, dtype, l->transposed)
 			    : moe_fail(MOE_ERR_NOMEM, "no memory for a layer");
+}
+
+static void router_train_alloc(struct moe_engine *e, struct moe_experts *l, enum moe_status *st)
+{
+	struct moe_param *p = &l->router_param;
+	size_t bytes = (size_t)l->E * (size_t)l->H * sizeof(float);
+
+	*p = shape_base(l->E, l->H);
+	p->value = l->router_weight.data;
+	p->grad = l->grad_router;
+	p->m = take(e, bytes, -1, "moments", st);
+	p->v = take(e, bytes, -1, "moments", st);
 }
 
 enum moe_status moe_experts_alloc(struct moe_engine *e, const struct moe_experts_shape *s,
@@ -156,6 +185,7 @@ enum moe_status moe_experts_alloc(struct moe_engine *e, const struct moe_experts
 	l->r = s->r;
 	l->ra = s->share_a ? s->r : 2 * s->r;
 	l->scale = s->scale;
+	l->recompute = s->recompute;
 	l->G = (s->E + size - 1) / size;
 	l->group_first = moe_calloc((size_t)l->G + 1, sizeof *l->group_first);
 	if (!l->group_first)
@@ -177,6 +207,8 @@ enum moe_status moe_experts_alloc(struct moe_engine *e, const struct moe_experts
 		l->router_weight.data =
 			take(e, moe_kernels()->weight_bytes(MOE_F32, l->E, l->H, MOE_USE_EXACT), -1,
 			     "weights", &st);
+	if (s->train_base && l->router)
+		router_train_alloc(e, l, &st);
 	if (st != MOE_OK)
 		moe_experts_free(e, l);
 	return st;
@@ -193,9 +225,8 @@ void moe_experts_free(struct moe_engine *e, struct moe_experts *l)
 		param_free(e, &part->gate_b);
 		param_free(e, &part->up_b);
 		param_free(e, &part->down_a);
-		moe_memory_free(e, part->grad_gate);
-		moe_memory_free(e, part->grad_up);
-		moe_memory_free(e, part->grad_down);
+		for (int i = 0; i < MOE_EXPERT_MATRICES; i++)
+			param_free(e, &part->base[i]);
 	}
 	if (l->transposed)
 		moe_transposed_free(e, l->transposed);
@@ -203,6 +234,8 @@ void moe_experts_free(struct moe_engine *e, struct moe_experts *l)
 	param_free(e, &l->a_gu);
 	param_free(e, &l->down_b);
 	moe_memory_free(e, l->grad_router);
+	moe_memory_free(e, l->router_param.m);
+	moe_memory_free(e, l->router_param.v);
 	moe_memory_free(e, l->router_weight.data);
 	moe_free(l->group_first);
 	moe_free(l->tokens_seen);
@@ -240,33 +273,11 @@ struct moe_experts_bytes moe_experts_bytes(const struct moe_experts_shape *s, en
 	}
 	if (s->base_grads)
 		b.gradients += E * (size_t)(3 * I * s->H) * sizeof(float);
+	if (s->train_base) {
+		b.weights += E * (size_t)(3 * I * s->H) * sizeof(float);
+		b.moments += 2 * E * (size_t)(3 * I * s->H) * sizeof(float);
+	}
 	return b;
-}
-
-struct moe_pack_source moe_experts_source(struct moe_experts *l, enum moe_expert_matrix which,
-					  int expert, int part, const void *src,
-					  enum moe_dtype dtype)
-{
-	struct moe_experts_part *p = &l->part[part];
-	size_t size = src ? moe_dtype_size(dtype) : 0; /* NULL stays NULL */
-	const char *at = src;
-
-	if (which == MOE_DOWN)
-		return (struct moe_pack_source){ &p->down[expert], at + (size_t)p->i0 * size, l->H,
-						 p->I, l->I };
-	return (struct moe_pack_source){ which == MOE_GATE ? &p->gate[expert] : &p->up[expert],
-					 at + (size_t)p->i0 * (size_t)l->H * size, p->I, l->H,
-					 l->H };
-}
-
-void moe_experts_pack_part(struct moe_experts *l, enum moe_expert_matrix which, int expert, int part,
-			   const void *src, enum moe_dtype dtype)
-{
-	struct moe_pack_source s = moe_experts_source(l, which, expert, part, src, dtype);
-
-	moe_kernels()->weight_pack(s.w, s.src, dtype, s.n, s.k, s.ld, MOE_USE_GEMM);
-	if (src && l->transposed)
-		moe_expert_transpose(l, l->transposed, part, expert, which);
 }
 
 void moe_experts_pack(struct moe_experts *l, enum moe_expert_matrix which, int expert,
@@ -309,44 +320,30 @@ static void copy_rows(float *piece, float *buffer, int64_t rows, int64_t width, 
 	}
 }
 
-static void exchange(const struct moe_experts *l, enum moe_lora_array a, enum moe_param_field f,
-		     int expert, float *buffer, bool to_buffer)
+static void exchange(struct moe_view v, enum moe_param_field f, int expert, float *buffer, bool to_buffer)
 {
-	float *piece;
+	float *piece = field(v.param, f, expert);
 
-	if (a == MOE_GATE_A || a == MOE_UP_A) {
-		piece = field(&l->a_gu, f, expert);
-		if (piece && a == MOE_UP_A)
-			piece += (int64_t)(l->ra - l->r) * l->H;
-		copy_rows(piece, buffer, l->r, l->H, l->H, to_buffer);
-		return;
-	}
-	if (a == MOE_DOWN_B) {
-		copy_rows(field(&l->down_b, f, expert), buffer, l->H, l->r, l->r, to_buffer);
-		return;
-	}
-	for (int p = 0; p < l->P; p++) {
-		const struct moe_experts_part *part = &l->part[p];
+	copy_rows(piece ? piece + v.at : NULL, buffer + v.offset, v.rows, v.width, v.ld, to_buffer);
+}
 
-		if (a == MOE_DOWN_A)
-			copy_rows(field(&part->down_a, f, expert), buffer + part->i0, l->r, part->I,
-				  l->I, to_buffer);
-		else
-			copy_rows(field(a == MOE_GATE_B ? &part->gate_b : &part->up_b, f, expert),
-				  buffer + part->i0 * l->r, part->I, l->r, l->r, to_buffer);
-	}
+static void exchange_lora(const struct moe_experts *l, enum moe_lora_array a, enum moe_param_field f,
+			  int expert, float *buffer, bool to_buffer)
+{
+	for (int p = 0; p < (moe_lora_replicated(a) ? 1 : l->P); p++)
+		exchange(moe_lora_view(l, a, p), f, expert, buffer, to_buffer);
 }
 
 void moe_experts_get(const struct moe_experts *l, enum moe_lora_array a, enum moe_param_field f,
 		     int expert, float *dst)
 {
-	exchange(l, a, f, expert, dst, true);
+	exchange_lora(l, a, f, expert, dst, true);
 }
 
 void moe_experts_set(struct moe_experts *l, enum moe_lora_array a, enum moe_param_field f,
 		     int expert, const float *src)
 {
-	exchange(l, a, f, expert, (float *)src, false);
+	exchange_lora(l, a, f, expert, (float *)src, false);
 	if (f != MOE_VALUE)
 		return;
 	if (a == MOE_GATE_A || a == MOE_UP_A)
@@ -364,23 +361,11 @@ void moe_experts_set(struct moe_experts *l, enum moe_lora_array a, enum moe_para
 	}
 }
 
-void moe_experts_get_base_grad(const struct moe_experts *l, enum moe_expert_matrix which,
-			       int expert, float *dst)
+void moe_experts_get_base(const struct moe_experts *l, enum moe_expert_matrix which,
+			  enum moe_param_field f, int expert, float *dst)
 {
-	for (int p = 0; p < l->P; p++) {
-		const struct moe_experts_part *part = &l->part[p];
-		int64_t at = part->I * l->H * expert;
-
-		if (which == MOE_DOWN)
-			copy_rows(part->grad_down ? part->grad_down + at : NULL, dst + part->i0,
-				  l->H, part->I, l->I, true);
-		else {
-			float *g = which == MOE_GATE ? part->grad_gate : part->grad_up;
-
-			copy_rows(g ? g + at : NULL, dst + part->i0 * l->H, part->I, l->H, l->H,
-				  true);
-		}
-	}
+	for (int p = 0; p < l->P; p++)
+		exchange(moe_base_view(l, which, p), f, expert, dst, true);
 }
 
 enum moe_status moe_ffn_alloc(struct moe_engine *e, int H, int I, enum moe_dtype dtype,

@@ -251,6 +251,12 @@ MOE_API void moe_trace_mark(struct moe_engine *engine, enum moe_trace_mark mark,
  */
 struct moe_block;
 
+/* What a forward with save keeps for the backward. The same bits either way. */
+enum moe_activations {
+	MOE_ACTIVATIONS_RETAIN = 0, /* x, gate and up: 2 H + 4 k I bytes per token with 16-bit kernels */
+	MOE_ACTIVATIONS_RECOMPUTE,  /* x; the backward computes gate and up again */
+};
+
 struct moe_block_params {
 	size_t struct_size;
 	int hidden, intermediate, experts, experts_per_token;
@@ -263,6 +269,12 @@ struct moe_block_params {
 	float lora_alpha;	     /* scale = alpha / rank */
 	int lora_share_a;	     /* gate and up have one A (PEFT's fused form) */
 	int base_gradients;	     /* gradients of base, router and shared weights too */
+	/*
+	 * Base and router weights are trained: f32 masters and moments, base_gradients, weights packed anew after
+	 * each update. Weights can then be read back. Not with a shared expert.
+	 */
+	int train_base;
+	enum moe_activations activations;
 	enum moe_dtype weight_dtype; /* widest dtype that weights will be set from */
 	int expected_tokens;	/* per forward; sizes the groups. 0: 512. Buffers grow on demand */
 	int group_size;		/* experts per task; 0: from expected_tokens. Changes no result */
@@ -324,7 +336,7 @@ MOE_API enum moe_status moe_block_get_info(struct moe_block *block, struct moe_b
  */
 MOE_API enum moe_status moe_block_set(struct moe_block *block, enum moe_block_array which,
 				      const struct moe_array *src);
-/* Copies out, contiguous, as F32, F64 (or I32 for ids). Weights cannot be read back. */
+/* Copies out, contiguous, as F32, F64 (or I32 for ids). Weights that nothing trains cannot be read back. */
 MOE_API enum moe_status moe_block_get(struct moe_block *block, enum moe_block_array which,
 				      const struct moe_array *dst);
 /* The gradient of a trainable array, same shape. */
@@ -353,7 +365,8 @@ MOE_API enum moe_status moe_block_backward_async(struct moe_block *block,
 						 const struct moe_array *grad_out,
 						 const struct moe_array *grad_x,
 						 const struct moe_array *grad_weights);
-/* AdamW on the LoRA arrays; asynchronous, ordered before the next forward by the task graph. */
+/* AdamW on the LoRA arrays and, with train_base, on base and router weights; asynchronous, ordered before the
+ * next forward by the task graph. */
 MOE_API enum moe_status moe_block_update(struct moe_block *block,
 					 const struct moe_adamw_params *params);
 MOE_API enum moe_status moe_block_zero_gradients(struct moe_block *block);
@@ -547,7 +560,7 @@ struct moe_estimate_params {
 	int tokens;	     /* per micro-batch; 0: the model's max_tokens */
 	int document_tokens; /* length of the documents in it; 0: as long as positions allow */
 	int micro_batches;   /* per step; 0: 1 */
-	double gflops_per_worker; /* 0: 50, the reference kernels' order of magnitude */
+	double gflops_per_worker; /* of all work; 0: the machine's rates, calibrated or guessed */
 };
 
 #define MOE_ESTIMATE_PARTS 64
@@ -567,10 +580,13 @@ struct moe_estimate {
 	int max_task_handles;
 	int64_t kind[MOE_ESTIMATE_KINDS]; /* tasks by kind */
 	double submission_s;		  /* tasks x 6 us */
-	double step_s;		 /* floating-point work at the given rate; no memory bound */
+	double step_s;		 /* predicted work over the workers, or the submission if that is longer */
 	double submission_share; /* of step_s */
 	double tokens_per_s;
 	char backward_weights[32]; /* chosen, or as asked for; their copies count as weights */
+	char isa[32];		   /* kernel table that the prediction is for */
+	int calibrated;		   /* from measured rates (moe_machine_calibrate), not guessed ones */
+	const char *lacks; /* what training this architecture lacks; NULL: it is trained. Static */
 };
 MOE_API enum moe_status moe_estimate(const struct moe_estimate_params *params,
 				     struct moe_estimate *out);
@@ -611,7 +627,7 @@ struct moe_machine_info {
 	char cpu[MOE_MACHINE_TEXT];
 	int cpus, cores, sockets, nodes; /* online CPUs; hwloc's cores, packages, NUMA nodes */
 	int fake_topology;
-	int starpu_version[3], starpu_max_workers, starpu_max_nodes;
+	int starpu_version[3], starpu_max_workers, starpu_max_nodes, starpu_max_buffers;
 	int workers; /* that an engine starts by default */
 	char isa_error[256]; /* why no table can be chosen, or "" */
 	/* the file */

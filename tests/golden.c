@@ -43,6 +43,7 @@ struct run {
 	int64_t E, k, H, I, T, rank, shared_I;
 	double scaling, alpha, lr, beta1, beta2, eps, weight_decay;
 	bool normalise, experts_only, tie, base_grads, train, peft, lora;
+	bool full_ft; /* training moves base and router weights, without LoRA */
 	double largest_grad; /* norm, for references that are zero */
 	struct moe_block *block;
 	bool ok;
@@ -276,14 +277,13 @@ static bool read_config(struct run *g)
 		fail(g, "quantised weights are not in this build");
 	if (!golden_kind_supported(g->kind))
 		fail(g, "router kind \"%s\" is not in this build", g->kind);
-	if (g->train && find(g, "step1.gate_proj"))
-		fail(g, "full fine-tuning (step*.gate_proj) is not in this build");
+	g->full_ft = g->train && find(g, "step1.gate_proj");
 	if (limit != 0)
 		fail(g, "swiglu_limit %g is not in this build", limit);
 	return g->ok;
 }
 
-static bool create_block(struct run *g, struct moe_engine *e, bool lora, bool grads)
+static bool create_block(struct run *g, struct moe_engine *e, bool lora, bool grads, bool train_base)
 {
 	struct moe_block_params p = {
 		.struct_size = sizeof p,
@@ -305,6 +305,8 @@ static bool create_block(struct run *g, struct moe_engine *e, bool lora, bool gr
 		.slices_i = g->o->slices_i,
 		.slices_h = g->o->slices_h,
 		.backward_weights = g->o->backward,
+		.train_base = train_base,
+		.activations = g->o->activations,
 	};
 
 	g->lora = lora;
@@ -415,10 +417,22 @@ static double *forward(struct run *g, bool save)
 	}
 	if (g->experts_only && (!load(g, "topk_ids", &ids) || !load(g, "topk_weights", &w)))
 		fail(g, "inputs topk_ids, topk_weights are missing");
-	call(g, moe_block_forward(g->block, &x, g->experts_only ? &ids : NULL,
-				  g->experts_only ? &w : NULL, save, &o));
+	call(g, (g->o->async ? moe_block_forward_async : moe_block_forward)(
+			g->block, &x, g->experts_only ? &ids : NULL, g->experts_only ? &w : NULL,
+			save, &o));
+	if (g->o->async)
+		call(g, moe_block_wait(g->block));
 	free(x.data), free(ids.data), free(w.data);
 	return out;
+}
+
+static void backward(struct run *g, const struct moe_array *grad_out, const struct moe_array *grad_x,
+		     const struct moe_array *grad_weights)
+{
+	call(g, (g->o->async ? moe_block_backward_async : moe_block_backward)(g->block, grad_out, grad_x,
+									      grad_weights));
+	if (g->o->async)
+		call(g, moe_block_wait(g->block));
 }
 
 static void check_lora_free(struct run *g)
@@ -607,7 +621,7 @@ static void check_forward_backward(struct run *g)
 	compare(g, "out_f64", out, n, tolerance()->out);
 	check_routing(g);
 	if (load(g, "grad_out", &go)) {
-		call(g, moe_block_backward(g->block, &go, &gxa, &gwa));
+		backward(g, &go, &gxa, &gwa);
 		god = doubles(g, "grad_out", &m);
 		for (int64_t i = 0; i < n; i++) {
 			dot += god[i] * out[i];
@@ -657,7 +671,7 @@ static void check_aux(struct run *g, struct moe_engine *e)
 	gx = calloc((size_t)n + 1, sizeof *gx);
 	a = matrix(zero, MOE_F64, g->T, g->H);
 	b = matrix(gx, MOE_F64, g->T, g->H);
-	call(g, moe_block_backward(g->block, &a, &b, NULL));
+	backward(g, &a, &b, NULL);
 	b = array(&aux, MOE_F64, 1, (int64_t[]){ 1 });
 	call(g, moe_block_get(g->block, MOE_BLOCK_AUX_LOSS, &b));
 	compare(g, "aux_loss", &aux, 1, tolerance()->routing);
@@ -692,6 +706,26 @@ static void compare_step(struct run *g, const char *name, const char *start, dou
 	else
 		compare_values(g, name, got, ref, n, tol);
 	free(ref), free(p0);
+}
+
+static void check_base_params(struct run *g, int step)
+{
+	static const char *const names[] = { "gate_proj", "up_proj", "down_proj", "router_weight" };
+
+	for (int i = 0; i < 4; i++) {
+		const struct moe_st_tensor *t;
+		char name[64];
+		double *d;
+
+		snprintf(name, sizeof name, "step%d.%s", step, names[i]);
+		t = find(g, name);
+		if (!t)
+			continue;
+		d = get(g, (enum moe_block_array)(MOE_BLOCK_GATE_PROJ + i), false, t->ndim, t->shape);
+		compare_step(g, name, names[i], d, count_of(t),
+			     step == 1 ? tolerance()->first_step : tolerance()->step);
+		free(d);
+	}
 }
 
 static void check_params(struct run *g, int step)
@@ -735,10 +769,10 @@ static void check_training(struct run *g)
 			out[i] *= 2.0 / (double)n;
 		}
 		if (step < 5) {
-			call(g, moe_block_backward(g->block, &d, &gxa, NULL));
+			backward(g, &d, &gxa, NULL);
 			call(g, moe_block_update(g->block, &p));
 			call(g, moe_block_wait(g->block));
-			check_params(g, step + 1);
+			(g->full_ft ? check_base_params : check_params)(g, step + 1);
 		}
 		free(out);
 	}
@@ -774,19 +808,31 @@ static void check_all_used(struct run *g)
 	}
 }
 
+static void train(struct run *g, struct moe_engine *e)
+{
+	if (g->full_ft) {
+		moe_block_destroy(g->block);
+		g->block = NULL;
+		if (!create_block(g, e, false, true, true))
+			return;
+		set_weights(g);
+	}
+	check_training(g);
+}
+
 static void run_all(struct run *g, struct moe_engine *e)
 {
-	if (!create_block(g, e, false, false))
+	if (!create_block(g, e, false, false, false))
 		return;
 	set_weights(g);
 	check_lora_free(g);
 	moe_block_destroy(g->block);
 	g->block = NULL;
-	if (!g->tie && g->ok && create_block(g, e, g->rank > 0, true)) {
+	if (!g->tie && g->ok && create_block(g, e, g->rank > 0, true, false)) {
 		set_weights(g);
 		check_forward_backward(g);
 		if (g->train && find(g, "train_losses"))
-			check_training(g);
+			train(g, e);
 		moe_block_destroy(g->block);
 		g->block = NULL;
 	}

@@ -41,5 +41,11 @@ enum token_report { REPORT_NONE, REPORT_STDOUT, REPORT_STDERR };
  */
 int token_file(const struct settings *s, const char *flag, const char *folder,
 	       enum token_report report, char **path, bool *made);
+/* Refuses a token file that was made for another tokenizer, template or other settings. */
+int token_check(const struct settings *s, const char *flag, const char *path);
+/* The JSON header of a safetensors file, or NULL; cJSON_Delete it. */
+struct cJSON *token_header(const char *path);
+/* Tokens of that data: a token file says, json files are tokenised once. */
+int token_count(const struct settings *s, const char *flag, int64_t *count);
 
 #endif
