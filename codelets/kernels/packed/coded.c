@@ -110,13 +110,22 @@ static uint8_t zero_code(const struct moe_format *f, float zero)
 	return (uint8_t)best;
 }
 
-/* Row `row` of q as row n of a panel. */
-static void pack_row(const struct moe_coding *c, int64_t block, const struct moe_quantised *q,
-		     const struct moe_window *w, int64_t row, int64_t n, uint8_t *panel)
+static int64_t count_nan(const struct moe_format *f, const uint8_t *code, int64_t k)
+{
+	int64_t count = 0;
+
+	for (int64_t i = 0; i < k; i++)
+		count += f->values[code[i]] != f->values[code[i]];
+	return count;
+}
+
+/* Row `row` of q as row n of a panel; how many codes are NaN. */
+static int64_t pack_row(const struct moe_coding *c, int64_t block, const struct moe_quantised *q,
+			const struct moe_window *w, int64_t row, int64_t n, uint8_t *panel)
 {
 	struct moe_coded_layout l = moe_coded_layout(c, w->k);
-	int64_t first = w->k0 / c->group, groups = moe_groups(c, w->k),
-		kp = moe_round_up(w->k, MOE_PACK_K);
+	int64_t first = w->k0 / c->group, groups = moe_groups(c, w->k);
+	int64_t nan = 0, kp = moe_round_up(w->k, MOE_PACK_K);
 	uint8_t buffer[256];
 	int zero = 0;
 
@@ -132,20 +141,24 @@ static void pack_row(const struct moe_coding *c, int64_t block, const struct moe
 		int64_t count = MOE_MIN((int64_t)sizeof buffer, w->k - k);
 
 		q->reader->codes(q, row, w->k0 + k, count, buffer);
+		if (c->format->codes == MOE_CODES_SIGN_MAGNITUDE)
+			nan += count_nan(c->format, buffer, count);
 		put_codes(c->format->bits, block, n, k, count, buffer, panel + l.codes);
 	}
 	if (w->k == kp)
-		return;
+		return nan;
 	memset(buffer, zero_code(c->format, (float)zero), MOE_PACK_K);
 	put_codes(c->format->bits, block, n, w->k, kp - w->k, buffer, panel + l.codes);
+	return nan;
 }
 
-void moe_coded_pack(enum moe_layout layout, struct moe_weight *W, const struct moe_quantised *q,
-		    const struct moe_window *w)
+int64_t moe_coded_pack(enum moe_layout layout, struct moe_weight *W, const struct moe_quantised *q,
+		       const struct moe_window *w)
 {
 	struct moe_coding c = moe_coding_of(q, w);
 	size_t stride = moe_coded_layout(&c, w->k).stride;
 	uint8_t *panel = W->data;
+	int64_t nan = 0;
 
 	W->layout = layout;
 	W->dtype = MOE_U8;
@@ -153,12 +166,14 @@ void moe_coded_pack(enum moe_layout layout, struct moe_weight *W, const struct m
 	W->n = w->n;
 	W->k = w->k;
 	if (!q->codes.data)
-		return;
+		return 0;
 	for (int64_t n = 0; n < w->n; n += MOE_PACK_N, panel += stride) {
 		memset(panel, 0, stride); /* no scale: rows beyond n are 0 */
 		for (int64_t i = 0; i < MOE_MIN(MOE_PACK_N, w->n - n); i++)
-			pack_row(&c, block_of(layout), q, w, w->n0 + (n + i) * w->step, i, panel);
+			nan += pack_row(&c, block_of(layout), q, w, w->n0 + (n + i) * w->step, i,
+					panel);
 	}
+	return nan;
 }
 
 /* ---- decoding ---- */

@@ -33,8 +33,11 @@ struct moe_coding moe_coding_of(const struct moe_quantised *q, const struct moe_
 size_t moe_coded_bytes(const struct moe_coding *c, int64_t n, int64_t k);
 /* The layout that a table's weights decode to. */
 enum moe_layout moe_coded_order(const struct moe_kernels *table);
-/* W->data has moe_coded_bytes. q NULL-data (codes.data NULL): the description only. */
-void moe_coded_pack(enum moe_layout layout, struct moe_weight *W, const struct moe_quantised *q,
+/*
+ * W->data has moe_coded_bytes. q without codes.data: the description only. Returns how many codes have no finite
+ * value.
+ */
+int64_t moe_coded_pack(enum moe_layout layout, struct moe_weight *W, const struct moe_quantised *q,
 		    const struct moe_window *w);
 
 /* A panel of W, ready for decoders. */
