@@ -287,6 +287,13 @@ struct moe_block_params {
 	 * by rounding. The kernels "ref" know "direct" only.
 	 */
 	const char *backward_weights;
+	/*
+	 * Frozen experts in a weight format ("fp8", "int8", "int4", "mxfp4", "gptq"; docs/formats.md): gate_proj,
+	 * up_proj and down_proj come by moe_block_set_quantised. The backward is then "direct", and nothing trains
+	 * or differentiates these weights. NULL: plain. weight_group: fewest columns that share a scale; 0: the format's usual.
+	 */
+	const char *weight_format;
+	int weight_group;
 };
 
 struct moe_block_info {
@@ -336,6 +343,16 @@ MOE_API enum moe_status moe_block_get_info(struct moe_block *block, struct moe_b
  */
 MOE_API enum moe_status moe_block_set(struct moe_block *block, enum moe_block_array which,
 				      const struct moe_array *src);
+/*
+ * An expert matrix as checkpoints of the block's weight_format store it, experts first ([E, I, H] of codes or
+ * what packs them, scales, zeros where there are some), contiguous. MOE_ERR_FORMAT says what a tensor should be.
+ */
+struct moe_quantised_arrays {
+	size_t struct_size;
+	struct moe_array codes, scale, zero; /* zero.data NULL: none */
+};
+MOE_API enum moe_status moe_block_set_quantised(struct moe_block *block, enum moe_block_array which,
+						const struct moe_quantised_arrays *src);
 /* Copies out, contiguous, as F32, F64 (or I32 for ids). Weights that nothing trains cannot be read back. */
 MOE_API enum moe_status moe_block_get(struct moe_block *block, enum moe_block_array which,
 				      const struct moe_array *dst);
