@@ -7,36 +7,6 @@
 
 #include <math.h>
 
-<<<<<<< HEAD
-=======
-/* splitmix64's finaliser */
-static uint64_t mix(uint64_t z)
-{
-	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
-	z = (z ^ z >> 27) * 0x94d049bb133111ebull;
-	return z ^ z >> 31;
-}
-
-/*
- * Uniform in +-1/sqrt(in), which is what PEFT's kaiming_uniform_(a = sqrt(5)) gives. Each element
- * depends on its own coordinates only, not on parts or order.
- */
-static void init_a(uint64_t seed, int layer, int target, int expert, int64_t r, int64_t in,
-		   float *a)
-{
-	uint64_t key = mix(
-		mix(mix(mix(seed + 0x9e3779b97f4a7c15ull) + (uint64_t)layer) + (uint64_t)target) +
-		(uint64_t)expert);
-	double bound = 1 / sqrt((double)in);
-
-	for (int64_t i = 0; i < r * in; i++) {
-		uint64_t bits = mix(key + (uint64_t)i * 0x9e3779b97f4a7c15ull);
-
-		a[i] = (float)(((double)(bits >> 11) * 0x1p-53 * 2 - 1) * bound);
-	}
-}
-
->>>>>>> h-adapters
 static enum moe_status alloc_param(struct moe_model *m, struct moe_param *p)
 {
 	size_t bytes = (size_t)p->piece * sizeof(float);
@@ -77,22 +47,6 @@ static enum moe_status init_experts(struct moe_model *m, int layer, struct moe_e
 	return MOE_OK;
 }
 
-<<<<<<< HEAD
-/* Differs from the experts' 4, 5, 6. */
-#define GATE_SEED 16
-
-static void init_gates(struct moe_model *m)
-{
-	for (int l = 0; m->gates && l < m->arch.n_layers; l++)
-		for (int w = 0; w < MOE_GATES; w++) {
-			struct moe_gate_lora *g = &m->gates[l][w];
-
-			moe_lora_init_a(m->params.seed, l, GATE_SEED + w, 0, g->r, g->k, g->a);
-		}
-}
-
-=======
->>>>>>> h-adapters
 enum moe_status moe_model_init_lora(struct moe_model *m)
 {
 	for (int i = 0; i < m->decoder.n_layers; i++) {
