@@ -168,10 +168,10 @@ int64_t moe_experts_pack_coded(const struct moe_experts *l, enum moe_expert_matr
 			       int part, const struct moe_quantised *q, int64_t n0, int64_t step)
 {
 	const struct moe_experts_part *p = &l->part[part];
-	struct moe_window w = { .n0 = n0, .n = l->H, .k0 = p->i0, .k = p->I, .step = step };
+	struct moe_coded_window w = { .n0 = n0, .n = l->H, .k0 = p->i0, .k = p->I, .step = step };
 
 	if (which != MOE_DOWN)
-		w = (struct moe_window){
+		w = (struct moe_coded_window){
 			.n0 = n0 + p->i0 * step, .n = p->I, .k = l->H, .step = step
 		};
 	return moe_coded_pack(moe_coded_order(moe_kernels()), weight_of(p, which, expert), q, &w);
