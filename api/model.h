@@ -15,18 +15,35 @@
 
 #define MOE_MODEL_SLOTS 16
 
-/* LoRA as asked for. rank 0: the target is not adapted. */
+/*
+ * LoRA as asked for. rank 0: the target is adapted nowhere. The experts' rank and alpha are what
+ * the engine computes with; gate_up_rank and down_rank (0: not adapted) are at most that, and A and
+ * B are 0 beyond them, which no gradient changes.
+ */
 struct moe_lora_plan {
-	int rank[MOE_ADAPTER_TARGETS]; /* attention in order q, k, v, o; experts */
+	int rank[MOE_ADAPTER_TARGETS];
 	double alpha[MOE_ADAPTER_TARGETS];
+	bool on[MOE_ADAPTER_TARGETS][MOE_ARCH_MAX_LAYERS];
+	bool partial[MOE_ADAPTER_TARGETS]; /* not in every layer that could have it */
+	int gate_up_rank, down_rank;
 	bool share_a, rslora;
 };
+
+/* LoRA of a matrix that is kept whole and exact: the base and W = base + scale B A are both f32. */
+struct moe_gate_lora {
+	int64_t n, k;
+	int r;	/* 0: not adapted */
+	float scale;
+	float *a, *b, *base; /* [r, k], [n, r], [n, k]; one allocation, at a */
+};
+enum { MOE_GATE_ROUTER, MOE_GATE_SHARED, MOE_GATES };
 
 struct moe_model {
 	struct moe_engine *engine;
 	struct moe_model_params params; /* dir and adapter owned; defaults filled in */
 	struct moe_arch arch;
 	struct moe_lora_plan lora;
+	struct moe_gate_lora (*gates)[MOE_GATES]; /* [layers]; NULL: none are adapted */
 	struct moe_decoder decoder;
 	struct moe_decoder_tensors tensors;
 	struct moe_decoder_slot slot[MOE_MODEL_SLOTS];
@@ -49,13 +66,20 @@ struct moe_decoder_pass moe_model_pass(struct moe_model *m, int slot, const stru
  * smaller. Documents may then have up to min(T, max_positions) tokens. Called by whoever is inside.
  */
 enum moe_status moe_model_reserve(struct moe_model *m, int T, int slots);
-/* moe_model_save_adapter for whoever is inside. Waits. */
+/* moe_model_save_adapter for whoever is inside, in the model's form. Waits. */
 enum moe_status moe_model_write_adapter(struct moe_model *m, const char *dir);
 
 /* ---- between api/model*.c ---- */
 
 /* Targets, ranks and alphas from the parameters or the adapter (may be NULL). */
 enum moe_status moe_model_plan_lora(struct moe_model *m, const struct moe_adapter *adapter);
+/* Trainable values of the plan, and whether layer has target (plan and architecture). */
+void moe_model_count_lora(const struct moe_model *m, int64_t *attention, int64_t *experts,
+			  int64_t *gates);
+static inline int moe_lora_rank(const struct moe_lora_plan *p, enum moe_adapter_target t, int layer)
+{
+	return p->on[t][layer] ? p->rank[t] : 0;
+}
 /*
  * The decoder's shape without memory for weights; then refuses what cannot fit (not on a dry engine, st NULL) and
  * chooses what the backward multiplies by.
@@ -67,6 +91,10 @@ void moe_model_free_decoder(struct moe_model *m);
 enum moe_status moe_model_make_rope(struct moe_model *m);
 enum moe_status moe_model_load_weights(struct moe_model *m, const struct moe_safetensors *st);
 enum moe_status moe_model_init_lora(struct moe_model *m);
+/* api/model_gates.c: memory and base, once the weights are there; W after a change of A or B. */
+enum moe_status moe_model_make_gates(struct moe_model *m, const struct moe_safetensors *st);
+enum moe_status moe_model_fold_gates(struct moe_model *m);
+void moe_model_free_gates(struct moe_model *m);
 enum moe_status moe_model_set_adapter(struct moe_model *m, const struct moe_adapter *adapter);
 /* The tensor of a role, whichever name it has. Absent: MOE_ERR_FORMAT naming it. */
 enum moe_status moe_model_find(const struct moe_model *m, const struct moe_safetensors *st,

@@ -64,7 +64,6 @@ class Flags(Case):
             ["--weights", "int8"],
             ["--train-router"],
             ["--z-loss", "0.1"],
-            ["--adapter-format", "kt"],
             ["--recompute", "always"],
         ):
             self.assertIn("not in this version yet", self.bad(2, "train", *flags))

@@ -11,11 +11,12 @@
 #include <string.h>
 
 #define MAX_WORKERS 65536
-#define MAX_KINDS 4096
-#define MAX_PARTS 4096
+#define MAX_KINDS 512
+#define MAX_PARTS 1024 /* and nodes */
 #define MAX_STEP (1 << 30)
-#define MAX_LAYER (1 << 16)
-#define MAX_TIME ((int64_t)1 << 52) /* ns: 52 days. Sums of durations stay within 64 bits */
+#define MAX_LAYER 4096
+#define MAX_TIME ((int64_t)1 << 52) /* ns: 52 days */
+#define MAX_ITEMS (1u << 28)	    /* of a list: constant columns cost a hostile file nothing */
 
 struct load {
 	struct trace *t;
@@ -27,7 +28,7 @@ struct load {
 	uint32_t *index; /* of task id - low_id; TRACE_NO_TASK: not there */
 	int64_t low_id;
 	uint64_t ids;
-	bool no_memory;
+	bool too_many;
 };
 
 static void bad(struct load *l, const char *what, int64_t which)
@@ -44,13 +45,15 @@ static bool grow(struct load *l, void *array, size_t *cap, size_t n, size_t size
 
 	if (n <= *cap)
 		return true;
+	if (n > MAX_ITEMS) {
+		l->too_many = true;
+		return false;
+	}
 	while (want < n)
 		want += want / 2;
 	grown = realloc(*(void **)array, want * size);
-	if (!grown) {
-		l->no_memory = true;
+	if (!grown)
 		return false;
-	}
 	*(void **)array = grown;
 	*cap = want;
 	return true;
@@ -287,7 +290,9 @@ static bool add_tasks(struct load *l)
 		const char *wrong;
 
 		take_task(l, row, &k);
-		wrong = wrong_task(&k);
+		wrong = row && k.id == at(l, MOE_MXT_TASK_ID, row - 1)
+				? "a task that is there twice"
+				: wrong_task(&k);
 		if (wrong) {
 			bad(l, wrong, k.id);
 			continue;
@@ -481,6 +486,10 @@ static bool add_routing(struct load *l)
 				      inside(l->slice->layers, l->slice->layer, r.layer, r.layer) &&
 				      inside(l->slice->times, l->slice->time, r.time, r.time));
 
+		if (keep && row && r.task == at(l, MOE_MXT_ROUTING_TASK, row - 1)) {
+			bad(l, "a routing that is there twice", r.task);
+			keep = false;
+		}
 		if (keep && (!is_time(r.time) || r.layer < -1 || r.layer >= MAX_LAYER ||
 			     r.step < 0 || r.step > MAX_STEP)) {
 			bad(l, "a routing of impossible time, layer or step", r.task);
@@ -727,6 +736,8 @@ int trace_read(struct trace *t, const char *path, const struct trace_slice *slic
 	free(l.index);
 	moe_mxt_table_free(&l.table);
 	moe_mxt_close(&l.r);
+	if (l.too_many)
+		snprintf(text, sizeof text, "more than %u rows of a kind", MAX_ITEMS);
 	if (good && trace_finish(t, text, sizeof text) == 0)
 		return 0;
 	trace_free(t);
