@@ -67,7 +67,7 @@ class Flags(Case):
             ["--recompute", "always"],
         ):
             self.assertIn("not in this version yet", self.bad(2, "train", *flags))
-        for command in ("merge", "convert", "bench"):
+        for command in ("merge", "convert"):
             self.assertIn("not in this version yet", self.bad(2, command))
 
     def test_defaults_of_unbuilt_flags_pass(self):
