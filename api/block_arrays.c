@@ -118,6 +118,9 @@ static enum moe_status set_weight(struct moe_block *b, enum moe_block_array whic
 					   b->layer.H, MOE_USE_EXACT);
 		return MOE_OK;
 	}
+	if (which <= MOE_BLOCK_DOWN_PROJ && b->params.weight_format)
+		return moe_fail(MOE_ERR_STATE, "%s: weight_format is %s; moe_block_set_quantised sets it",
+				names[which], b->params.weight_format);
 	if (which <= MOE_BLOCK_DOWN_PROJ) {
 		for (int e = 0; e < b->layer.E; e++)
 			moe_experts_pack(&b->layer,

@@ -287,6 +287,13 @@ struct moe_block_params {
 	 * by rounding. The kernels "ref" know "direct" only.
 	 */
 	const char *backward_weights;
+	/*
+	 * Frozen experts in a weight format ("fp8", "int8", "int4", "mxfp4", "gptq"; docs/formats.md): gate_proj,
+	 * up_proj and down_proj come by moe_block_set_quantised. The backward is then "direct", and nothing trains
+	 * or differentiates these weights. NULL: plain. weight_group: fewest columns that share a scale; 0: the format's usual.
+	 */
+	const char *weight_format;
+	int weight_group;
 };
 
 struct moe_block_info {
@@ -336,6 +343,16 @@ MOE_API enum moe_status moe_block_get_info(struct moe_block *block, struct moe_b
  */
 MOE_API enum moe_status moe_block_set(struct moe_block *block, enum moe_block_array which,
 				      const struct moe_array *src);
+/*
+ * An expert matrix as checkpoints of the block's weight_format store it, experts first ([E, I, H] of codes or
+ * what packs them, scales, zeros where there are some), contiguous. MOE_ERR_FORMAT says what a tensor should be.
+ */
+struct moe_quantised_arrays {
+	size_t struct_size;
+	struct moe_array codes, scale, zero; /* zero.data NULL: none */
+};
+MOE_API enum moe_status moe_block_set_quantised(struct moe_block *block, enum moe_block_array which,
+						const struct moe_quantised_arrays *src);
 /* Copies out, contiguous, as F32, F64 (or I32 for ids). Weights that nothing trains cannot be read back. */
 MOE_API enum moe_status moe_block_get(struct moe_block *block, enum moe_block_array which,
 				      const struct moe_array *dst);
@@ -593,15 +610,19 @@ typedef void (*moe_progress_fn)(const char *what, int64_t done, int64_t total, v
 struct moe_model_params {
 	size_t struct_size;
 	const char *dir;     /* required */
-	const char *adapter; /* PEFT directory to start from: gives targets, ranks and alphas, or
-				NULL */
+	const char *adapter; /* directory to start from, in any form: gives targets, ranks and
+				alphas, or NULL */
 	int max_tokens;	     /* of a micro-batch; 0: 512 */
 	int slots;	     /* micro-batches in flight; 0: 2, or 1 for inference */
 	int inference_only;  /* no gradients, no moments, activations of two layers */
 	int lora_rank;	     /* of attention; 0: 16, without an adapter no LoRA for inference */
 	int expert_rank;     /* 0: lora_rank */
 	double lora_alpha;   /* 0: 2 lora_rank, and 2 expert_rank for experts */
-	const char *lora_targets; /* comma-separated; NULL: "experts,q_proj,k_proj,v_proj,o_proj" */
+	/*
+	 * Names with commas between, an expression over whole module names, "all-linear" (as PEFT
+	 * resolves it), "all"; NULL: "experts,q_proj,k_proj,v_proj,o_proj" (docs/adapters.md)
+	 */
+	const char *lora_targets;
 	int share_a;		  /* gate and up of an expert share their A */
 	int rslora;		  /* scale is alpha / sqrt(rank) */
 	uint64_t seed;		  /* of the initial A: uniform in +-1/sqrt(in) as in PEFT; B is 0 */
@@ -610,7 +631,8 @@ struct moe_model_params {
 	/* as in struct moe_block_params, but the layers share the N copies; where nothing is trained there is no
 	 * backward, and no copy */
 	const char *backward_weights;
-	int skip_value_check; /* do not look for NaN and Inf in the weights */
+	const char *adapter_format; /* of saved adapters: "peft" (NULL), "per-expert", "kt" */
+	int skip_value_check;	    /* do not look for NaN and Inf in the weights */
 	moe_progress_fn progress;
 	void *user;
 };
@@ -626,6 +648,7 @@ struct moe_model_info {
 	int64_t embed_params, norm_params, attention_params, dense_params, router_params,
 		shared_params, expert_params;
 	int64_t attention_lora_params, expert_lora_params;
+	int64_t other_lora_params; /* of routers, gates and MLPs */
 	int lora_rank, expert_rank;
 	int64_t eos_ids[8];
 	int n_eos;
@@ -645,7 +668,7 @@ MOE_API void moe_model_close(struct moe_model *model);
 MOE_API enum moe_status moe_model_get_info(struct moe_model *model, struct moe_model_info *info);
 /* Replaces the LoRA's values; targets and ranks must be the model's. Moments are cleared. */
 MOE_API enum moe_status moe_model_load_adapter(struct moe_model *model, const char *dir);
-/* Writes PEFT's form into dir. */
+/* Writes the model's adapter_format into dir. */
 MOE_API enum moe_status moe_model_save_adapter(struct moe_model *model, const char *dir);
 /*
  * One document of n ids: logits of tokens row[0..n_rows) (ascending; NULL: the last token, n_rows
@@ -767,7 +790,7 @@ struct moe_estimate_params {
 	int tokens;	     /* per micro-batch; 0: the model's max_tokens */
 	int document_tokens; /* length of the documents in it; 0: as long as positions allow */
 	int micro_batches;   /* per step; 0: 1 */
-	double gflops_per_worker; /* 0: 50, the reference kernels' order of magnitude */
+	double gflops_per_worker; /* of all work; 0: the machine's rates, calibrated or guessed */
 };
 
 #define MOE_ESTIMATE_PARTS 64
@@ -787,13 +810,62 @@ struct moe_estimate {
 	int max_task_handles;
 	int64_t kind[MOE_ESTIMATE_KINDS]; /* tasks by kind */
 	double submission_s;		  /* tasks x 6 us */
-	double step_s;		 /* floating-point work at the given rate; no memory bound */
+	double step_s;		 /* predicted work over the workers, or the submission if that is longer */
 	double submission_share; /* of step_s */
 	double tokens_per_s;
 	char backward_weights[32]; /* chosen, or as asked for; their copies count as weights */
+	char isa[32];		   /* kernel table that the prediction is for */
+	int calibrated;		   /* from measured rates (moe_machine_calibrate), not guessed ones */
+	const char *lacks; /* what training this architecture lacks; NULL: it is trained. Static */
 };
 MOE_API enum moe_status moe_estimate(const struct moe_estimate_params *params,
 				     struct moe_estimate *out);
+
+/* ---------------------------------------------------------------- files */
+
+/* Called while files are written, in the caller's thread. Nonzero: stop; MOE_ERR_INTERRUPTED. */
+typedef int (*moe_work_fn)(const char *what, int64_t done, int64_t total, void *user);
+
+/* An adapter folded into its base model's weights: a new checkpoint folder. */
+struct moe_merge_params {
+	size_t struct_size;
+	const char *model, *adapter; /* folders; the adapter in any form */
+	const char *output_dir;	     /* must not exist, or be empty; complete or absent */
+	const char *weights;	     /* "keep" (NULL): names, shards and dtypes of the base */
+	int64_t max_shard_bytes;     /* larger shards are split; 0: none */
+	moe_work_fn progress;
+	void *user;
+};
+struct moe_merge_result {
+	size_t struct_size;
+	int64_t tensors, merged, shards, bytes;
+	double seconds;
+};
+/* MOE_ERR_FORMAT: the adapter was made for another model; MOE_ERR_NOFIT: too little disk. */
+MOE_API enum moe_status moe_merge(const struct moe_merge_params *params,
+				  struct moe_merge_result *result);
+
+/* An adapter in another form. */
+struct moe_convert_params {
+	size_t struct_size;
+	const char *in, *out;	    /* out must not exist, or be empty; complete or absent */
+	const char *adapter_format; /* "peft", "per-expert", "kt" */
+	const char *model;	    /* base model: shapes are checked, names are its own; or NULL */
+};
+struct moe_convert_result {
+	size_t struct_size;
+	const char *from, *to; /* forms; constant */
+	int64_t params;	       /* values of A and B in the input */
+};
+MOE_API enum moe_status moe_convert_adapter(const struct moe_convert_params *params,
+					    struct moe_convert_result *result);
+
+/*
+ * What path holds (a model, an adapter, a token file, a training state, a trace, any safetensors
+ * file) as JSON text with the key "kind"; moe_text_free it. MOE_ERR_FORMAT: none of these.
+ */
+MOE_API enum moe_status moe_inspect(const char *path, char **json);
+MOE_API void moe_text_free(char *text);
 
 /* ---------------------------------------------------------------- machine */
 
@@ -831,7 +903,7 @@ struct moe_machine_info {
 	char cpu[MOE_MACHINE_TEXT];
 	int cpus, cores, sockets, nodes; /* online CPUs; hwloc's cores, packages, NUMA nodes */
 	int fake_topology;
-	int starpu_version[3], starpu_max_workers, starpu_max_nodes;
+	int starpu_version[3], starpu_max_workers, starpu_max_nodes, starpu_max_buffers;
 	int workers; /* that an engine starts by default */
 	char isa_error[256]; /* why no table can be chosen, or "" */
 	/* the file */
