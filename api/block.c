@@ -46,13 +46,14 @@ static enum moe_status check_params(const struct moe_block_params *p)
 				moe_dtype_name(p->weight_dtype));
 	if (p->router && !moe_router_find(p->router))
 		return moe_fail(MOE_ERR_ARG, "unknown router \"%s\"", p->router);
-	return MOE_OK;
+	return moe_block_check_format(p);
 }
 
 static enum moe_status alloc_layer(struct moe_block *b)
 {
 	const struct moe_block_params *p = &b->params;
 	int tokens = p->expected_tokens ? p->expected_tokens : DEFAULT_TOKENS;
+	struct moe_coding coding[MOE_EXPERT_MATRICES];
 	struct moe_experts_shape s = {
 		.E = p->experts,
 		.k = p->experts_per_token,
@@ -66,6 +67,7 @@ static enum moe_status alloc_layer(struct moe_block *b)
 		.base_grads = p->base_gradients,
 		.train_base = p->train_base,
 		.recompute = p->activations == MOE_ACTIVATIONS_RECOMPUTE,
+		.coding = moe_block_coding(p, coding) ? coding : NULL,
 	};
 
 	MOE_TRY(moe_block_choose_backward(b, tokens));
@@ -113,6 +115,8 @@ enum moe_status moe_block_create(struct moe_engine *engine, const struct moe_blo
 	}
 	b->capacity = b->tokens = -1;
 	b->params.router = params->router ? moe_router_find(params->router)->name : NULL;
+	if (params->weight_format)
+		b->params.weight_format = moe_format_find(params->weight_format)->name;
 	MOE_TRY_GOTO(moe_ticket_create(engine, &b->ticket), st, fail);
 	MOE_TRY_GOTO(alloc_layer(b), st, fail);
 	*out = b;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/moe.h"
+#include "codelets/kernels/packed/coded.h"
 
 /* One of a piece's matrices, of which there are `stack`. */
 static void *matrix_at(void *packed, size_t piece, int stack, int e, int i)
@@ -161,6 +162,19 @@ void moe_experts_pack_part(const struct moe_experts *l, enum moe_expert_matrix w
 	moe_kernels()->weight_pack(s.w, s.src, dtype, s.n, s.k, s.ld, MOE_USE_GEMM);
 	if (src && l->transposed)
 		moe_expert_transpose(l, l->transposed, part, expert, which);
+}
+
+int64_t moe_experts_pack_coded(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
+			       int part, const struct moe_quantised *q, int64_t n0, int64_t step)
+{
+	const struct moe_experts_part *p = &l->part[part];
+	struct moe_coded_window w = { .n0 = n0, .n = l->H, .k0 = p->i0, .k = p->I, .step = step };
+
+	if (which != MOE_DOWN)
+		w = (struct moe_coded_window){
+			.n0 = n0 + p->i0 * step, .n = p->I, .k = l->H, .step = step
+		};
+	return moe_coded_pack(moe_coded_order(moe_kernels()), weight_of(p, which, expert), q, &w);
 }
 
 struct moe_view moe_lora_view(const struct moe_experts *l, enum moe_lora_array a, int part)

@@ -193,6 +193,12 @@ void moe_experts_pack_part(const struct moe_experts *l, enum moe_expert_matrix w
 /* The same from the master. */
 void moe_experts_pack_master(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
 			     int part);
+/*
+ * A part's share of one expert's matrix from a quantised one: its row i is row n0 + i * step of q. Returns how many
+ * codes have no finite value.
+ */
+int64_t moe_experts_pack_coded(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
+			       int part, const struct moe_quantised *q, int64_t n0, int64_t step);
 /* Renews the copy of one of expert e's matrices from its packed weights. */
 void moe_expert_transpose(const struct moe_experts *l, const struct moe_transposed *copy, int p, int e,
 			  enum moe_expert_matrix which);

@@ -3,6 +3,8 @@
  */
 #include "graphs/moe_state.h"
 
+#include "codelets/kernels/packed/coded.h"
+
 static int64_t part_begin(int64_t I, int P, int p)
 {
 	return I * p / P;
@@ -100,17 +102,44 @@ static void base_alloc(struct moe_engine *e, struct moe_param *p, struct moe_par
 	p->v = take(e, bytes, part, "moments", st);
 }
 
-/* Where a part's packed matrices begin: gate, up, down of each expert, 64-byte aligned. */
-static size_t matrix_bytes(enum moe_dtype dtype, int64_t n, int64_t k)
+/* Bytes of a part's packed matrices of one expert, each 64-byte aligned. */
+struct matrix_bytes {
+	size_t gate, up, down, all;
+};
+
+static size_t plain_bytes(enum moe_dtype dtype, int64_t n, int64_t k)
 {
 	return (moe_kernels()->weight_bytes(dtype, n, k, MOE_USE_GEMM) + 63) & ~(size_t)63;
 }
 
-static void weights_alloc(struct moe_engine *e, struct moe_experts *l, int p, enum moe_dtype dtype,
+static size_t one_matrix(const struct moe_experts_shape *s, enum moe_expert_matrix which,
+			 enum moe_dtype dtype, int64_t n, int64_t k, int64_t k0)
+{
+	struct moe_coding c = s->coding ? s->coding[which] : (struct moe_coding){ 0 };
+
+	if (!c.format)
+		return plain_bytes(dtype, n, k);
+	c.phase = k0 % c.group;
+	return (moe_coded_bytes(&c, n, k) + 63) & ~(size_t)63;
+}
+
+static struct matrix_bytes matrix_bytes(const struct moe_experts_shape *s, enum moe_dtype dtype,
+					int64_t i0, int64_t I)
+{
+	struct matrix_bytes b = { one_matrix(s, MOE_GATE, dtype, I, s->H, 0),
+				  one_matrix(s, MOE_UP, dtype, I, s->H, 0),
+				  one_matrix(s, MOE_DOWN, dtype, s->H, I, i0), 0 };
+
+	b.all = b.gate + b.up + b.down;
+	return b;
+}
+
+static void weights_alloc(struct moe_engine *e, struct moe_experts *l,
+			  const struct moe_experts_shape *s, int p, enum moe_dtype dtype,
 			  enum moe_status *st)
 {
 	struct moe_experts_part *part = &l->part[p];
-	size_t up = matrix_bytes(dtype, part->I, l->H), down = matrix_bytes(dtype, l->H, part->I);
+	struct matrix_bytes b = matrix_bytes(s, dtype, part->i0, part->I);
 	char *base;
 
 	part->gate = moe_calloc((size_t)l->E * 3, sizeof *part->gate);
@@ -118,13 +147,13 @@ static void weights_alloc(struct moe_engine *e, struct moe_experts *l, int p, en
 		*st = moe_fail(MOE_ERR_NOMEM, "no memory for a layer");
 		return;
 	}
-	base = take(e, (size_t)l->E * (2 * up + down), p, "weights", st);
+	base = take(e, (size_t)l->E * b.all, p, "weights", st);
 	part->up = part->gate + l->E;
 	part->down = part->up + l->E;
-	for (int i = 0; base && i < l->E; i++, base += 2 * up + down) {
+	for (int i = 0; base && i < l->E; i++, base += b.all) {
 		part->gate[i].data = base;
-		part->up[i].data = base + up;
-		part->down[i].data = base + 2 * up;
+		part->up[i].data = base + b.gate;
+		part->down[i].data = base + b.gate + b.up;
 	}
 }
 
@@ -137,7 +166,7 @@ static void part_alloc(struct moe_engine *e, struct moe_experts *l,
 
 	part->i0 = part_begin(s->I, l->P, p);
 	part->I = part_begin(s->I, l->P, p + 1) - part->i0;
-	weights_alloc(e, l, p, dtype, st);
+	weights_alloc(e, l, s, p, dtype, st);
 	b = shape_b(part->I, l->r, l->scale);
 	a = shape_a(1, l->r, part->I);
 	param_alloc(e, &part->gate_b, &b, s, p, st);
@@ -263,7 +292,7 @@ struct moe_experts_bytes moe_experts_bytes(const struct moe_experts_shape *s, en
 		packed += E * (packed_bytes(shape_a(stack, r, s->H), s) +
 			       packed_bytes(shape_b(s->H, r, 1), s));
 	}
-	b.weights = E * (2 * matrix_bytes(dtype, I, s->H) + matrix_bytes(dtype, s->H, I));
+	b.weights = E * matrix_bytes(s, dtype, part_begin(s->I, P, part), I).all;
 	if (s->backward == MOE_BACKWARD_RESIDENT)
 		b.weights += moe_transposed_bytes(&l, dtype, 0);
 	b.lora = lora + packed;
@@ -377,9 +406,9 @@ enum moe_status moe_ffn_alloc(struct moe_engine *e, int H, int I, enum moe_dtype
 	memset(f, 0, sizeof *f);
 	f->H = H;
 	f->I = I;
-	f->gate.data = take(e, matrix_bytes(dtype, I, H), -1, "weights", &st);
-	f->up.data = take(e, matrix_bytes(dtype, I, H), -1, "weights", &st);
-	f->down.data = take(e, matrix_bytes(dtype, H, I), -1, "weights", &st);
+	f->gate.data = take(e, plain_bytes(dtype, I, H), -1, "weights", &st);
+	f->up.data = take(e, plain_bytes(dtype, I, H), -1, "weights", &st);
+	f->down.data = take(e, plain_bytes(dtype, H, I), -1, "weights", &st);
 	if (sigmoid)
 		f->sigmoid_weight = take(e, (size_t)H * sizeof(float), -1, "weights", &st);
 	if (grads) {

@@ -17,6 +17,7 @@ struct moe_experts_shape {
 	bool share_a;		       /* gate and up share A */
 	bool trainable;		       /* gradients and moments for LoRA */
 	bool base_grads;	       /* gradients of base and router weights */
+	const struct moe_coding *coding; /* [MOE_EXPERT_MATRICES], phase 0: quantised; NULL: plain */
 	bool train_base;	       /* and masters and moments; needs base_grads and an F32 weight_dtype */
 	bool recompute;		       /* see struct moe_experts */
 	enum moe_backward_mode backward; /* not direct: LoRA is packed transposed too; resident: and weights */

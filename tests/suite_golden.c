@@ -13,7 +13,7 @@ const char moe_suite_name[] = "golden";
 
 static bool excluded(const char *name)
 {
-	return !strncmp(name, "model_", 6) || !strncmp(name, "quant_", 6);
+	return !strncmp(name, "model_", 6);
 }
 
 static int by_name(const struct dirent **a, const struct dirent **b)

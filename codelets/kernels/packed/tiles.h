@@ -79,12 +79,18 @@ struct moe_swiglu_rows {
 	const float *weight; /* [m] routing weight (backward) */
 };
 
+struct moe_coded_panel;
+
 struct moe_tiles {
 	const char *name;
 	enum moe_layout layout;
 	int panel_bytes; /* of an element of a panel: 2 (bf16) or 4 (f32) */
 	int pair_bytes;	 /* of an element of a pair array: 2 or 4 */
 	int lora_pad;	 /* ranks are padded to a multiple of this: 16, or 32 */
+
+	/* Columns of a quantised panel as bf16 of the plain layout: moe_coded_decode (packed/coded.h), or its
+	 * bits faster. */
+	void (*decode)(const struct moe_coded_panel *p, int64_t k0, int64_t k, uint16_t *dst);
 
 	/* ---- panels ---- */
 	/*
