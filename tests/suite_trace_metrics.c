@@ -503,6 +503,11 @@ static void experts(void)
 	CHECK(near(x.tokens_ratio[TRACE_BACKWARD].p95, 2) && x.dead[TRACE_FORWARD].median == 1);
 	CHECK(!trace_is_expert(&t, 0) && trace_is_expert(&t, 1));
 	trace_experts_free(&x);
+	/* a window that stands for step 3 and begins at 45: its layers are whole all the same */
+	w.begin = 45;
+	w.first_step = w.last_step = 3;
+	CHECK(trace_experts(&w, &x) == 0 && x.n == 2 && near(x.row[0].time_ratio, 4. / 3));
+	trace_experts_free(&x);
 	done(&t, &w);
 }
 
