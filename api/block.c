@@ -3,12 +3,9 @@
  */
 #include "api/block.h"
 #include "api/machine.h"
-
-#include <math.h>
+#include "api/pass.h"
 
 #define DEFAULT_TOKENS 512
-#define MAX_EXPERTS 32767 /* a tag's group is 16 bits wide */
-#define MAX_BYTES 0x1p46  /* of one array: sizes below never overflow */
 
 static enum moe_status check_params(const struct moe_block_params *p)
 {
@@ -19,37 +16,44 @@ static enum moe_status check_params(const struct moe_block_params *p)
 	if (p->hidden < 1 || p->intermediate < 1 || p->experts < 1)
 		return moe_fail(MOE_ERR_ARG, "block of hidden %d, intermediate %d, %d experts",
 				p->hidden, p->intermediate, p->experts);
-	if (p->experts > MAX_EXPERTS)
+	if (p->experts > MOE_MAX_EXPERTS)
 		return moe_fail(MOE_ERR_ARG, "%d experts; at most %d are possible", p->experts,
-				MAX_EXPERTS);
-	if (p->experts_per_token < 1 || p->experts_per_token > MAX_EXPERTS)
+				MOE_MAX_EXPERTS);
+	if (p->experts_per_token < 1 || p->experts_per_token > MOE_MAX_EXPERTS)
 		return moe_fail(MOE_ERR_ARG, "experts_per_token is %d; 1 to %d are possible",
-				p->experts_per_token, MAX_EXPERTS);
+				p->experts_per_token, MOE_MAX_EXPERTS);
 	if (p->lora_rank < 0 || p->shared_intermediate < 0 || p->expected_tokens < 0 ||
 	    p->group_size < 0 || p->slices_i < 0 || p->slices_h < 0)
 		return moe_fail(MOE_ERR_ARG, "block params: a size is negative");
 	widest = MOE_MAX(MOE_MAX(p->lora_rank, p->shared_intermediate), p->hidden);
-	if (24.0 * p->experts * p->intermediate * p->hidden > MAX_BYTES ||
-	    24.0 * p->experts * MOE_MAX(p->intermediate, p->hidden) * p->lora_rank > MAX_BYTES ||
-	    24.0 * widest * p->hidden > MAX_BYTES)
+	if (24.0 * p->experts * p->intermediate * p->hidden > MOE_MAX_BYTES ||
+	    24.0 * p->experts * MOE_MAX(p->intermediate, p->hidden) * p->lora_rank > MOE_MAX_BYTES ||
+	    24.0 * widest * p->hidden > MOE_MAX_BYTES)
 		return moe_fail(
 			MOE_ERR_NOFIT,
 			"a block of %d experts, hidden %d, intermediate %d, shared %d, rank %d "
 			"is too large",
 			p->experts, p->hidden, p->intermediate, p->shared_intermediate,
 			p->lora_rank);
+	if (p->train_base && p->shared_intermediate)
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"train_base: a shared expert's weights cannot be trained yet");
+	if ((unsigned)p->activations > MOE_ACTIVATIONS_RECOMPUTE)
+		return moe_fail(MOE_ERR_ARG, "activations is %d; 0 (retain) and 1 (recompute) are possible",
+				(int)p->activations);
 	if (moe_dtype_size(p->weight_dtype) < 2 || p->weight_dtype > MOE_F64)
 		return moe_fail(MOE_ERR_ARG, "weight_dtype %s is not a float type",
 				moe_dtype_name(p->weight_dtype));
 	if (p->router && !moe_router_find(p->router))
 		return moe_fail(MOE_ERR_ARG, "unknown router \"%s\"", p->router);
-	return MOE_OK;
+	return moe_block_check_format(p);
 }
 
 static enum moe_status alloc_layer(struct moe_block *b)
 {
 	const struct moe_block_params *p = &b->params;
 	int tokens = p->expected_tokens ? p->expected_tokens : DEFAULT_TOKENS;
+	struct moe_coding coding[MOE_EXPERT_MATRICES];
 	struct moe_experts_shape s = {
 		.E = p->experts,
 		.k = p->experts_per_token,
@@ -61,6 +65,9 @@ static enum moe_status alloc_layer(struct moe_block *b)
 		.share_a = p->lora_share_a,
 		.trainable = p->lora_rank > 0,
 		.base_grads = p->base_gradients,
+		.train_base = p->train_base,
+		.recompute = p->activations == MOE_ACTIVATIONS_RECOMPUTE,
+		.coding = moe_block_coding(p, coding) ? coding : NULL,
 	};
 
 	MOE_TRY(moe_block_choose_backward(b, tokens));
@@ -102,8 +109,14 @@ enum moe_status moe_block_create(struct moe_engine *engine, const struct moe_blo
 		return moe_fail(MOE_ERR_NOMEM, "no memory for a block");
 	b->engine = engine;
 	b->params = *params;
+	if (params->train_base) { /* masters are F32, and so is what is packed from them */
+		b->params.base_gradients = 1;
+		b->params.weight_dtype = MOE_F32;
+	}
 	b->capacity = b->tokens = -1;
 	b->params.router = params->router ? moe_router_find(params->router)->name : NULL;
+	if (params->weight_format)
+		b->params.weight_format = moe_format_find(params->weight_format)->name;
 	MOE_TRY_GOTO(moe_ticket_create(engine, &b->ticket), st, fail);
 	MOE_TRY_GOTO(alloc_layer(b), st, fail);
 	*out = b;
@@ -202,106 +215,16 @@ void moe_block_leave(struct moe_block *b)
 	atomic_flag_clear(&b->busy);
 }
 
-enum moe_status moe_block_check_matrix(const char *name, const struct moe_array *a, int64_t rows,
-				       int64_t cols)
-{
-	char shape[64];
-
-	if (!a)
-		return moe_fail(MOE_ERR_ARG, "%s is NULL", name);
-	if (a->ndim < 0 || a->ndim > MOE_MAX_NDIM)
-		return moe_fail(MOE_ERR_ARG, "%s has %d dimensions", name, a->ndim);
-	if (a->ndim != 2 || (rows >= 0 && a->shape[0] != rows) || a->shape[1] != cols ||
-	    a->shape[0] < 0)
-		return moe_fail(MOE_ERR_ARG, "%s has shape %s; [%lld, %lld] is expected", name,
-				moe_shape_text(a->ndim, a->shape, shape, sizeof shape),
-				(long long)(rows < 0 ? a->shape[0] : rows), (long long)cols);
-	if (!a->data && a->shape[0] && a->shape[1])
-		return moe_fail(MOE_ERR_ARG, "%s has no data", name);
-	return MOE_OK;
-}
-
-static enum moe_status check_float_matrix(const char *name, const struct moe_array *a, int64_t rows,
-					  int64_t cols)
-{
-	MOE_TRY(moe_block_check_matrix(name, a, rows, cols));
-	if (a->dtype > MOE_F64)
-		return moe_fail(MOE_ERR_ARG, "%s has dtype %s; a float type is expected", name,
-				moe_dtype_name(a->dtype));
-	return MOE_OK;
-}
-
-static int64_t element(const struct moe_array *a, int64_t i, int64_t j)
-{
-	bool contiguous = !a->strides[0] && !a->strides[1];
-
-	return contiguous ? i * a->shape[1] + j : i * a->strides[0] + j * a->strides[1];
-}
-
-static int64_t id_at(const struct moe_array *ids, int64_t t, int64_t j)
-{
-	int64_t at = element(ids, t, j);
-
-	return ids->dtype == MOE_I64 ? ((const int64_t *)ids->data)[at]
-				     : ((const int32_t *)ids->data)[at];
-}
-
-static enum moe_status check_ids(const struct moe_array *ids, int E)
-{
-	for (int64_t t = 0; t < ids->shape[0]; t++)
-		for (int64_t j = 0; j < ids->shape[1]; j++) {
-			int64_t id = id_at(ids, t, j);
-
-			if (id < -1 || id >= E)
-				return moe_fail(MOE_ERR_ARG,
-						"ids[%lld, %lld] is %lld; there are %d experts",
-						(long long)t, (long long)j, (long long)id, E);
-		}
-	return MOE_OK;
-}
-
-/* The caller's ids and weights into the plan; they are small and needed before the graph is cut. */
-static void take_routing(struct moe_block *b, const struct moe_array *ids,
-			 const struct moe_array *weights, int T)
-{
-	int k = b->layer.k;
-
-	for (int64_t t = 0; t < T; t++)
-		for (int64_t j = 0; j < k; j++) {
-			size_t at = (size_t)element(weights, t, j) * moe_dtype_size(weights->dtype);
-
-			b->state.plan.ids[t * k + j] = (int32_t)id_at(ids, t, j);
-			moe_to_f32(&b->state.plan.weights[t * k + j],
-				   (const char *)weights->data + at, weights->dtype, 1);
-		}
-}
-
 static enum moe_status check_forward(struct moe_block *b, const struct moe_array *x,
 				     const struct moe_array *ids, const struct moe_array *weights,
 				     const struct moe_array *out)
 {
-	int H = b->layer.H, k = b->layer.k;
-
-	MOE_TRY(check_float_matrix("x", x, -1, H));
-	if (x->shape[0] > INT32_MAX / MOE_MAX(k, 1))
-		return moe_fail(MOE_ERR_ARG, "x has %lld tokens; at most %d fit",
-				(long long)x->shape[0], INT32_MAX / k);
-	if (4.0 * (double)x->shape[0] * k * MOE_MAX(H, b->layer.I) > MAX_BYTES)
-		return moe_fail(MOE_ERR_NOFIT, "x has %lld tokens: their activations are too large",
-				(long long)x->shape[0]);
-	MOE_TRY(check_float_matrix("out", out, x->shape[0], H));
-	if (b->layer.router) {
-		if (ids || weights)
-			return moe_fail(MOE_ERR_ARG,
-					"ids and weights are given, but the block has a router");
-		return MOE_OK;
-	}
-	MOE_TRY(moe_block_check_matrix("ids", ids, x->shape[0], k));
-	if (ids->dtype != MOE_I32 && ids->dtype != MOE_I64)
-		return moe_fail(MOE_ERR_ARG, "ids have dtype %s; I32 or I64 is expected",
-				moe_dtype_name(ids->dtype));
-	MOE_TRY(check_float_matrix("weights", weights, x->shape[0], k));
-	return check_ids(ids, b->layer.E);
+	MOE_TRY(moe_check_tokens(&b->layer, x, out));
+	if (!b->layer.router)
+		return moe_check_routing(&b->layer, x->shape[0], ids, weights);
+	if (ids || weights)
+		return moe_fail(MOE_ERR_ARG, "ids and weights are given, but the block has a router");
+	return MOE_OK;
 }
 
 static struct moe_moe_pass pass_of(struct moe_block *b)
@@ -338,25 +261,6 @@ static enum moe_status begin_grad_out(const struct moe_context *c, struct moe_bl
 			     b->slot.grad_out[0].out);
 }
 
-/* rows16: where load leaves the rows in bf16 too, or NULL */
-static enum moe_status submit_copy(struct moe_context *c, struct moe_stream *s,
-				   const struct moe_array *a, bool load, uint16_t *rows16)
-{
-	for (int i = 0; i < s->n_blocks; i++) {
-		struct moe_copy_args args = { .array = *a,
-					      .rows = s->data,
-					      .n = s->n,
-					      .t0 = moe_block_begin(i),
-					      .t1 = moe_block_end(i, s->T),
-					      .rows16 = rows16,
-					      .ld16 = moe_width(s->n) };
-
-		MOE_TRY(load ? moe_task_load(c, &args, i, s->users, s->block[i])
-			     : moe_task_store(c, &args, i, s->block[i]));
-	}
-	return MOE_OK;
-}
-
 static struct moe_context context_of(struct moe_block *b, enum moe_phase phase, int priority)
 {
 	return (struct moe_context){ .engine = b->engine,
@@ -374,10 +278,10 @@ static enum moe_status submit_forward(struct moe_block *b, const struct moe_arra
 	struct moe_moe_pass pass = pass_of(b);
 
 	MOE_TRY(begin_x(&c, b));
-	MOE_TRY(submit_copy(&c, &b->stream[MOE_BLOCK_X], x, true, b->state.x16));
+	MOE_TRY(moe_submit_copy(&c, &b->stream[MOE_BLOCK_X], x, true, b->state.x16));
 	MOE_TRY(moe_graph_moe_forward(&c, &pass, &b->stream[MOE_BLOCK_X], NULL,
 				      &b->stream[MOE_BLOCK_OUT]));
-	return submit_copy(&c, &b->stream[MOE_BLOCK_OUT], out, false, NULL);
+	return moe_submit_copy(&c, &b->stream[MOE_BLOCK_OUT], out, false, NULL);
 }
 
 /* A graph that was submitted in part still uses the caller's buffers, which the error frees. */
@@ -417,7 +321,7 @@ static enum moe_status forward(struct moe_block *b, const struct moe_array *x,
 	}
 	b->tokens = T;
 	if (!b->layer.router)
-		take_routing(b, ids, weights, T);
+		moe_take_routing(&b->layer, &b->state.plan, ids, weights, T);
 	for (int i = 0; i < MOE_BLOCK_STREAMS; i++)
 		moe_stream_resize(&b->stream[i], T);
 	b->saved = false;
@@ -466,21 +370,14 @@ static enum moe_status submit_backward(struct moe_block *b, const struct moe_arr
 	struct moe_norm_bwd norm = { 0 };
 
 	MOE_TRY(begin_grad_out(&c, b));
-	MOE_TRY(submit_copy(&c, &b->stream[MOE_BLOCK_GRAD_OUT], grad_out, true, NULL));
+	MOE_TRY(moe_submit_copy(&c, &b->stream[MOE_BLOCK_GRAD_OUT], grad_out, true, NULL));
 	MOE_TRY(moe_graph_moe_backward(&c, &pass, &b->stream[MOE_BLOCK_X],
 				       &b->stream[MOE_BLOCK_GRAD_OUT], &norm, NULL, !b->grads_open,
 				       gx));
-	MOE_TRY(submit_copy(&c, gx, grad_x, false, NULL));
-	for (int i = 0; grad_weights && i < gx->n_blocks; i++) {
-		struct moe_copy_args args = { .array = *grad_weights,
-					      .rows = b->state.plan.grad_weights,
-					      .n = b->layer.k,
-					      .t0 = moe_block_begin(i),
-					      .t1 = moe_block_end(i, gx->T) };
-
-		MOE_TRY(moe_task_store(&c, &args, i, b->slot.route_bwd[i]));
-	}
-	return MOE_OK;
+	MOE_TRY(moe_submit_copy(&c, gx, grad_x, false, NULL));
+	return grad_weights ? moe_submit_grad_weights(&c, &b->layer, &b->state.plan, &b->slot, gx->T,
+						      grad_weights)
+			    : MOE_OK;
 }
 
 static enum moe_status check_backward(struct moe_block *b, const struct moe_array *grad_out,
@@ -491,9 +388,9 @@ static enum moe_status check_backward(struct moe_block *b, const struct moe_arra
 
 	if (!b->saved)
 		return moe_fail(MOE_ERR_STATE, "backward needs a forward with save before it");
-	MOE_TRY(check_float_matrix("grad_out", grad_out, T, b->layer.H));
-	MOE_TRY(check_float_matrix("grad_x", grad_x, T, b->layer.H));
-	return grad_weights ? check_float_matrix("grad_weights", grad_weights, T, b->layer.k)
+	MOE_TRY(moe_check_float_matrix("grad_out", grad_out, T, b->layer.H));
+	MOE_TRY(moe_check_float_matrix("grad_x", grad_x, T, b->layer.H));
+	return grad_weights ? moe_check_float_matrix("grad_weights", grad_weights, T, b->layer.k)
 			    : MOE_OK;
 }
 
@@ -539,49 +436,22 @@ enum moe_status moe_block_backward(struct moe_block *b, const struct moe_array *
 	return st;
 }
 
-static bool in_range(double v, double low, double high)
-{
-	return v >= low && v < high; /* false for NaN */
-}
-
-static enum moe_status check_adamw(const struct moe_adamw_params *p)
-{
-	if (!p || p->struct_size < sizeof *p)
-		return moe_fail(MOE_ERR_ARG, "adamw params: struct_size is not set");
-	if (!in_range(p->learning_rate, 0, INFINITY) || !in_range(p->beta1, 0, 1) ||
-	    !in_range(p->beta2, 0, 1) || !in_range(p->eps, 0, INFINITY) ||
-	    !in_range(p->weight_decay, 0, INFINITY) || p->step < 0)
-		return moe_fail(MOE_ERR_ARG,
-				"adamw params: learning_rate %g, beta1 %g, beta2 %g, eps %g, "
-				"weight_decay %g, step %lld",
-				p->learning_rate, p->beta1, p->beta2, p->eps, p->weight_decay,
-				(long long)p->step);
-	if (p->max_grad_norm != 0)
-		return moe_fail(MOE_ERR_UNSUPPORTED,
-				"max_grad_norm is a matter of the trainer: a block does "
-				"not know the other layers' gradients");
-	return MOE_OK;
-}
-
 static enum moe_status update(struct moe_block *b, const struct moe_adamw_params *p)
 {
 	struct moe_context c = context_of(b, MOE_PHASE_UPDATE, 0);
 	struct moe_optimizer_step o = {
-		.adamw = { .lr = p->learning_rate,
-			   .beta1 = p->beta1,
-			   .beta2 = p->beta2,
-			   .eps = p->eps,
-			   .weight_decay = p->weight_decay,
-			   .step = p->step ? p->step : b->steps + 1 },
+		.adamw = moe_adamw_of(p, b->steps),
 	};
 	enum moe_status st;
 
-	if (!b->layer.r)
-		return moe_fail(MOE_ERR_STATE, "the block has no LoRA to update");
+	if (!b->layer.r && !b->params.train_base)
+		return moe_fail(MOE_ERR_STATE, "the block has nothing to update: no LoRA, no train_base");
 	if (!b->grads_open)
 		return moe_fail(MOE_ERR_STATE, "update needs a backward since the last update");
 	MOE_TRY(moe_submit_begin(b->engine));
-	st = moe_graph_moe_update(&c, &b->layer, &b->layer_tensors, &o);
+	st = b->layer.r ? moe_graph_moe_update(&c, &b->layer, &b->layer_tensors, &o) : MOE_OK;
+	if (st == MOE_OK && b->params.train_base)
+		st = moe_graph_moe_update_base(&c, &b->layer, &b->layer_tensors, &o);
 	moe_submit_end(b->engine);
 	undo_on_error(b, st);
 	if (st != MOE_OK)
@@ -595,7 +465,7 @@ enum moe_status moe_block_update(struct moe_block *b, const struct moe_adamw_par
 {
 	enum moe_status st;
 
-	MOE_TRY(check_adamw(params));
+	MOE_TRY(moe_check_adamw(params));
 	MOE_TRY(moe_block_enter(b));
 	st = update(b, params);
 	moe_block_leave(b);

@@ -5,7 +5,11 @@
 static struct moe_load load_of(const struct moe_block *b, int tokens)
 {
 	const struct moe_block_params *p = &b->params;
+	struct moe_coding coding[MOE_EXPERT_MATRICES];
+	double bytes = moe_kernels()->tiles ? 0 : (double)moe_dtype_size(p->weight_dtype);
 
+	if (moe_block_coding(p, coding))
+		bytes = coding->format->bits / 8.0;
 	return (struct moe_load){
 		.E = p->experts,
 		.k = p->experts_per_token,
@@ -14,7 +18,7 @@ static struct moe_load load_of(const struct moe_block *b, int tokens)
 		.I = p->intermediate,
 		.T = tokens,
 		.workers = moe_engine_workers(b->engine),
-		.weight_bytes = moe_kernels()->tiles ? 0 : (double)moe_dtype_size(p->weight_dtype),
+		.weight_bytes = bytes,
 	};
 }
 
@@ -32,6 +36,8 @@ enum moe_status moe_block_choose_backward(struct moe_block *b, int tokens)
 		.load = load_of(b, tokens), .layers = 1, .ring = 1, .refilled = true, .memory = -1
 	};
 
+	if (b->params.weight_format)
+		b->params.backward_weights = "direct";
 	MOE_TRY(moe_backward_select(b->params.backward_weights, &p, moe_machine(), &b->backward));
 	b->params.backward_weights =
 		moe_backward_text(&b->backward, b->backward_text, sizeof b->backward_text);

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory, tasks and time of a step, counted by opening and submitting on a dry engine. */
+#include "api/estimate_time.h"
 #include "api/model.h"
+#include "model/arch_reader.h"
 
 #include "tasks/task.h"
 
-#define SUBMIT_US 6.0	  /* a task with 5 handles (design 3) */
+#include <stdio.h>
+
 #define HANDLE_BYTES 4096 /* Debian's StarPU */
 #define TASK_BYTES 2048
 #define WINDOW_TASKS 50000 /* most that are live at once */
@@ -80,6 +83,37 @@ static double step_flops(const struct moe_model_info *info, int lowest, int64_t 
 	return 2 * body * (double)tokens * (1 + trained);
 }
 
+/* Seconds that workers need for all tasks of a step. */
+static double work_s(const struct moe_estimate_params *p, const struct moe_model *m,
+		     const struct moe_model_info *info, int T, int micros, int workers, int64_t tasks)
+{
+	int n = p->document_tokens ? MOE_MIN(p->document_tokens, T) : T;
+	struct moe_step_load l = { .tokens = T,
+				   .document_tokens = (int)MOE_MIN((int64_t)n, m->arch.max_positions),
+				   .micro_batches = micros,
+				   .workers = workers,
+				   .lowest_trained_layer = info->lowest_trained_layer,
+				   .trainable_params = info->trainable_params,
+				   .tasks = tasks };
+
+	if (p->gflops_per_worker > 0)
+		return step_flops(info, l.lowest_trained_layer, (int64_t)T * micros) /
+		       (p->gflops_per_worker * 1e9 * workers);
+	return moe_step_work_us(m, &l) * 1e-6 / workers;
+}
+
+/* Weights that the planned shapes have too many or too few of, anywhere. */
+static void correct_weights(const struct moe_model *m, struct moe_estimate *out)
+{
+	int64_t bytes = 2 * (m->arch.attention_params_more + m->arch.expert_params_more);
+
+	out->weights += bytes;
+	out->total += bytes;
+	for (int p = 0; p < out->parts && p < MOE_ESTIMATE_PARTS; p++)
+		out->part[p] += bytes / out->parts;
+	out->lacks = m->arch.reader->estimate_only;
+}
+
 static enum moe_status count(struct moe_engine *e, const struct moe_estimate_params *p,
 			     struct moe_model *m, int workers, struct moe_estimate *out)
 {
@@ -102,16 +136,18 @@ static enum moe_status count(struct moe_engine *e, const struct moe_estimate_par
 	out->active_params = info.active_params;
 	out->trainable_params = info.trainable_params;
 	count_memory(e, &c, workers, out);
+	correct_weights(m, out);
 	memcpy(out->backward_weights, m->backward_text, sizeof out->backward_weights);
 	out->handles = c.handles;
 	out->tasks = c.tasks;
 	out->max_task_handles = c.max_task_handles;
 	for (int i = 0; i < MOE_ESTIMATE_KINDS; i++)
 		out->kind[i] = c.kinds[i];
-	out->submission_s = (double)c.tasks * SUBMIT_US * 1e-6;
-	out->step_s = step_flops(&info, info.lowest_trained_layer, (int64_t)T * micros) /
-		      ((p->gflops_per_worker > 0 ? p->gflops_per_worker : 50) * 1e9 * workers);
+	out->submission_s = (double)c.tasks * moe_machine()->submit_us * 1e-6;
+	out->step_s = MOE_MAX(work_s(p, m, &info, T, micros, workers, c.tasks), out->submission_s);
 	out->submission_share = out->submission_s / out->step_s;
+	snprintf(out->isa, sizeof out->isa, "%s", moe_machine()->rates.isa);
+	out->calibrated = moe_machine()->rates.measured;
 	out->tokens_per_s = (double)T * micros / out->step_s;
 	return MOE_OK;
 }

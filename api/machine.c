@@ -196,6 +196,7 @@ static enum moe_status describe(const struct lookup *l, struct moe_machine_info 
 	memcpy(out->starpu_version, host.starpu_version, sizeof out->starpu_version);
 	out->starpu_max_workers = host.starpu_max_workers;
 	out->starpu_max_nodes = host.starpu_max_nodes;
+	out->starpu_max_buffers = host.starpu_max_buffers;
 	out->workers = MOE_MIN(host.cores, host.starpu_max_workers);
 	snprintf(out->file, sizeof out->file, "%s", l->path ? l->path : "");
 	out->file_state = l->state;

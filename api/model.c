@@ -2,6 +2,7 @@
 /* Opening and closing a model. */
 #include "api/machine.h"
 #include "api/model.h"
+#include "model/arch_reader.h"
 
 #include "codelets/ffn_bwd.h"
 #include "model/adapters/adapter_form.h"
@@ -146,6 +147,11 @@ static enum moe_status load(struct moe_model *m, const char *adapter_dir, const 
 
 	m->params.lora_targets = targets;
 	MOE_TRY(moe_arch_load(m->params.dir, &m->arch));
+	if (m->arch.reader->estimate_only)
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"%s: model_type '%s' can be estimated, not opened: %s are not in this "
+				"version yet",
+				m->params.dir, m->arch.name, m->arch.reader->estimate_only);
 	if (adapter_dir)
 		MOE_TRY_GOTO(moe_adapter_read(adapter_dir, &adapter), status, out);
 	MOE_TRY_GOTO(moe_model_plan_lora(m, adapter), status, out);

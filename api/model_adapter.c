@@ -1,37 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* LoRA of a model: initial values, and adapters to and from disk. */
+#include "api/lora_init.h"
 #include "api/model.h"
 
 #include "model/adapters/adapter_form.h"
 
 #include <math.h>
-
-/* splitmix64's finaliser */
-static uint64_t mix(uint64_t z)
-{
-	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
-	z = (z ^ z >> 27) * 0x94d049bb133111ebull;
-	return z ^ z >> 31;
-}
-
-/*
- * Uniform in +-1/sqrt(in), which is what PEFT's kaiming_uniform_(a = sqrt(5)) gives. Each element
- * depends on its own coordinates only, not on parts or order.
- */
-static void init_a(uint64_t seed, int layer, int target, int expert, int64_t r, int64_t in,
-		   float *a)
-{
-	uint64_t key = mix(
-		mix(mix(mix(seed + 0x9e3779b97f4a7c15ull) + (uint64_t)layer) + (uint64_t)target) +
-		(uint64_t)expert);
-	double bound = 1 / sqrt((double)in);
-
-	for (int64_t i = 0; i < r * in; i++) {
-		uint64_t bits = mix(key + (uint64_t)i * 0x9e3779b97f4a7c15ull);
-
-		a[i] = (float)(((double)(bits >> 11) * 0x1p-53 * 2 - 1) * bound);
-	}
-}
 
 static enum moe_status alloc_param(struct moe_model *m, struct moe_param *p)
 {
@@ -65,7 +39,7 @@ static enum moe_status init_experts(struct moe_model *m, int layer, struct moe_e
 			continue;
 		memset(a, 0, (size_t)(e->r * in) * sizeof *a);
 		for (int x = 0; x < e->E; x++) {
-			init_a(m->params.seed, layer, MOE_ADAPTER_EXPERTS + j, x, rank, in, a);
+			moe_lora_init_a(m->params.seed, layer, MOE_ADAPTER_EXPERTS + j, x, rank, in, a);
 			moe_experts_set(e, arrays[j], MOE_VALUE, x, a);
 		}
 	}
@@ -88,7 +62,7 @@ enum moe_status moe_model_init_lora(struct moe_model *m)
 			MOE_TRY(alloc_param(m, &p->lora_a));
 			MOE_TRY(alloc_param(m, &p->lora_b));
 			if (!moe_engine_is_dry(m->engine))
-				init_a(m->params.seed, i, j, 0, p->r, p->weight.k, p->lora_a.value);
+				moe_lora_init_a(m->params.seed, i, j, 0, p->r, p->weight.k, p->lora_a.value);
 		}
 		if (l->experts && l->experts->r && !moe_engine_is_dry(m->engine))
 			MOE_TRY(init_experts(m, i, l->experts));

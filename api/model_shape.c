@@ -3,6 +3,7 @@
 #include "api/model.h"
 
 #include "codelets/ffn_bwd.h"
+#include "engine/available.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -177,20 +178,6 @@ static size_t lora_bytes(const struct moe_model *m)
 	return bytes;
 }
 
-static size_t available_memory(void)
-{
-	FILE *f = fopen("/proc/meminfo", "r");
-	char line[128];
-	unsigned long long kb = 0;
-
-	while (f && fgets(line, sizeof line, f))
-		if (sscanf(line, "MemAvailable: %llu kB", &kb) == 1)
-			break;
-	if (f)
-		fclose(f);
-	return kb ? (size_t)kb * 1024 : SIZE_MAX;
-}
-
 /* Bytes of StarPU's handles; Debian's build takes 4 KB each (design.md 3). */
 static size_t handle_bytes(const struct moe_model *m, int lowest)
 {
@@ -238,7 +225,7 @@ enum moe_status moe_model_plan_memory(struct moe_model *m, const struct moe_safe
 {
 	size_t weights = 0, lora = lora_bytes(m), slot, handles, total;
 	size_t limit = m->params.memory_limit > 0 ? (size_t)m->params.memory_limit
-						  : available_memory();
+						  : moe_memory_available("");
 	int lowest = m->params.inference_only || !lora ? m->decoder.n_layers : 0;
 	const char *backward = m->params.backward_weights;
 	struct moe_param_count count;

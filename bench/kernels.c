@@ -42,10 +42,13 @@ static double sample(const struct work *w, const struct point *p, int count, int
 	double start;
 
 	if (!next)
-		work_run(w, p->direction, p->m, 0);
+		work_run(w, p->direction, p->m, 0, 0);
 	start = thread_seconds();
-	for (int i = 0; i < count; i++)
-		work_run(w, p->direction, p->m, next ? (*next)++ : 0);
+	for (int i = 0; i < count; i++) {
+		int expert = next ? (*next)++ : 0;
+
+		work_run(w, p->direction, p->m, expert, next ? *next : 0);
+	}
 	return p->flops * count / (thread_seconds() - start);
 }
 

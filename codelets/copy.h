@@ -9,7 +9,7 @@ struct moe_codelet;
 
 struct moe_copy_args {
 	struct moe_array array; /* [T, n]; copied by value, data stays the caller's */
-	float *rows;		/* [T, n] */
+	float *rows;		/* [T, n]; load: NULL where only rows16 is wanted (worker scratch: n floats) */
 	int n, t0, t1;
 	uint16_t *rows16; /* load: the same in bf16, rows ld16 apart and zero from n on; NULL: not wanted */
 	int64_t ld16;

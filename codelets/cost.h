@@ -30,7 +30,10 @@ static inline double moe_f32_gemm_us(enum moe_gemm direction, double rows, doubl
 }
 static inline double moe_weight_bytes_each(const struct moe_weight *w)
 {
-	return (double)moe_dtype_size(w->dtype);
+	const struct moe_coding *c = &w->coding;
+
+	return c->format ? c->format->bits / 8.0 + (double)moe_scale_bytes(c) / (double)c->group
+			 : (double)moe_dtype_size(w->dtype);
 }
 /* rows through the whole weight, LoRA of rank r as so much more depth */
 static inline double moe_weight_us(enum moe_gemm direction, double rows, const struct moe_weight *w,

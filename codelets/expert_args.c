@@ -3,18 +3,35 @@
 
 #include "engine/engine.h"
 
+/* The group's first expert from e on that has rows, or counts without. */
+static int next_of(const struct moe_expert_args *a, int e, bool empty)
+{
+	const int32_t *offset = a->state->plan.offset;
+
+	while (!empty && e < a->layer->group_first[a->group + 1] && offset[e] == offset[e + 1])
+		e++;
+	return e;
+}
+
 void moe_group_run(const struct moe_expert_args *a, bool empty, moe_expert_op op,
 		   struct moe_worker *worker)
 {
 	const struct moe_experts *l = a->layer;
 
+	int end = l->group_first[a->group + 1], e = next_of(a, l->group_first[a->group], empty);
+	struct moe_expert now, next;
+
 	worker->rows = moe_group_rows(a);
-	for (int e = l->group_first[a->group]; e < l->group_first[a->group + 1]; e++) {
-		struct moe_expert expert = moe_expert_of(l, a->copy, a->part, e);
+	for (int follow; e < end; e = follow) {
 		struct moe_expert_rows rows = moe_expert_rows_of(l, a->state, a->part, e);
 
-		if (rows.m || empty)
-			op(a, e, &expert, &rows, worker);
+		now = moe_expert_of(l, a->copy, a->part, e);
+		follow = next_of(a, e + 1, empty);
+		if (follow < end) {
+			next = moe_expert_of(l, a->copy, a->part, follow);
+			now.next = &next;
+		}
+		op(a, e, &now, &rows, worker);
 	}
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/moe.h"
+#include "codelets/kernels/packed/coded.h"
 
 /* One of a piece's matrices, of which there are `stack`. */
 static void *matrix_at(void *packed, size_t piece, int stack, int e, int i)
@@ -109,6 +110,101 @@ void moe_expert_transpose(const struct moe_experts *l, const struct moe_transpos
 	moe_kernels()->weight_transpose(&W[e], copies_of(copy, p, e) + (size_t)which * copy->part[p].gate);
 }
 
+static struct moe_weight *weight_of(const struct moe_experts_part *part, enum moe_expert_matrix which,
+				    int e)
+{
+	struct moe_weight *w = which == MOE_GATE ? part->gate : which == MOE_UP ? part->up : part->down;
+
+	return &w[e];
+}
+
+struct moe_pack_source moe_experts_source(const struct moe_experts *l, enum moe_expert_matrix which,
+					  int expert, int part, const void *src,
+					  enum moe_dtype dtype)
+{
+	const struct moe_experts_part *p = &l->part[part];
+	size_t size = src ? moe_dtype_size(dtype) : 0; /* NULL stays NULL */
+	struct moe_weight *w = weight_of(p, which, expert);
+	const char *at = src;
+
+	if (which == MOE_DOWN)
+		return (struct moe_pack_source){ w, at + (size_t)p->i0 * size, l->H, p->I, l->I };
+	return (struct moe_pack_source){ w, at + (size_t)p->i0 * (size_t)l->H * size, p->I, l->H,
+					 l->H };
+}
+
+void moe_experts_pack_master(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
+			     int part)
+{
+	const struct moe_param *b = &l->part[part].base[which];
+
+	moe_kernels()->weight_pack(weight_of(&l->part[part], which, expert),
+				   moe_piece(b->value, b, expert), MOE_F32, b->rows, b->cols, b->cols,
+				   MOE_USE_GEMM);
+	if (l->transposed)
+		moe_expert_transpose(l, l->transposed, part, expert, which);
+}
+
+void moe_experts_pack_part(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
+			   int part, const void *src, enum moe_dtype dtype)
+{
+	struct moe_pack_source s = moe_experts_source(l, which, expert, part, src, dtype);
+	const struct moe_param *b = &l->part[part].base[which];
+
+	if (src && b->value) {
+		for (int64_t i = 0; i < s.n; i++)
+			moe_to_f32(moe_piece(b->value, b, expert) + i * s.k,
+				   s.src + (size_t)(i * s.ld) * moe_dtype_size(dtype), dtype,
+				   (size_t)s.k);
+		moe_experts_pack_master(l, which, expert, part);
+		return;
+	}
+	moe_kernels()->weight_pack(s.w, s.src, dtype, s.n, s.k, s.ld, MOE_USE_GEMM);
+	if (src && l->transposed)
+		moe_expert_transpose(l, l->transposed, part, expert, which);
+}
+
+int64_t moe_experts_pack_coded(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
+			       int part, const struct moe_quantised *q, int64_t n0, int64_t step)
+{
+	const struct moe_experts_part *p = &l->part[part];
+	struct moe_coded_window w = { .n0 = n0, .n = l->H, .k0 = p->i0, .k = p->I, .step = step };
+
+	if (which != MOE_DOWN)
+		w = (struct moe_coded_window){
+			.n0 = n0 + p->i0 * step, .n = p->I, .k = l->H, .step = step
+		};
+	return moe_coded_pack(moe_coded_order(moe_kernels()), weight_of(p, which, expert), q, &w);
+}
+
+struct moe_view moe_lora_view(const struct moe_experts *l, enum moe_lora_array a, int part)
+{
+	const struct moe_experts_part *p = &l->part[part];
+
+	switch (a) {
+	case MOE_GATE_A:
+	case MOE_UP_A:
+		return (struct moe_view){ &l->a_gu, a == MOE_UP_A ? (int64_t)(l->ra - l->r) * l->H : 0,
+					  l->r, l->H, 0, l->H };
+	case MOE_DOWN_B:
+		return (struct moe_view){ &l->down_b, 0, l->H, l->r, 0, l->r };
+	case MOE_DOWN_A:
+		return (struct moe_view){ &p->down_a, 0, l->r, p->I, p->i0, l->I };
+	default:
+		return (struct moe_view){ a == MOE_GATE_B ? &p->gate_b : &p->up_b, 0, p->I, l->r,
+					  p->i0 * l->r, l->r };
+	}
+}
+
+struct moe_view moe_base_view(const struct moe_experts *l, enum moe_expert_matrix which, int part)
+{
+	const struct moe_experts_part *p = &l->part[part];
+
+	if (which == MOE_DOWN)
+		return (struct moe_view){ &p->base[which], 0, l->H, p->I, p->i0, l->I };
+	return (struct moe_view){ &p->base[which], 0, p->I, l->H, p->i0 * l->H, l->H };
+}
+
 /* Row `row` of an array of rows of `bytes`. */
 static void *rows_at(void *base, size_t row, size_t bytes)
 {
@@ -156,7 +252,6 @@ struct moe_expert_rows moe_expert_rows_of(const struct moe_experts *l,
 struct moe_expert_grad moe_expert_grad_of(const struct moe_experts *l, int p, int e, bool first)
 {
 	const struct moe_experts_part *part = &l->part[p];
-	int64_t base = part->I * l->H * e;
 
 	return (struct moe_expert_grad){
 		.first = first,
@@ -165,8 +260,8 @@ struct moe_expert_grad moe_expert_grad_of(const struct moe_experts *l, int p, in
 		.up_b = moe_piece(part->up_b.grad, &part->up_b, e),
 		.down_a = moe_piece(part->down_a.grad, &part->down_a, e),
 		.down_b = moe_piece(l->down_b.grad, &l->down_b, e),
-		.gate = part->grad_gate ? part->grad_gate + base : NULL,
-		.up = part->grad_up ? part->grad_up + base : NULL,
-		.down = part->grad_down ? part->grad_down + base : NULL,
+		.gate = moe_piece(part->base[MOE_GATE].grad, &part->base[MOE_GATE], e),
+		.up = moe_piece(part->base[MOE_UP].grad, &part->base[MOE_UP], e),
+		.down = moe_piece(part->base[MOE_DOWN].grad, &part->base[MOE_DOWN], e),
 	};
 }

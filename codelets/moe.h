@@ -43,13 +43,16 @@ static inline float *moe_piece(float *base, const struct moe_param *p, int e)
 	return base ? base + (int64_t)e * p->piece : NULL;
 }
 
+enum moe_expert_matrix { MOE_GATE, MOE_UP, MOE_DOWN, MOE_EXPERT_MATRICES };
+
 /* A part's share: columns i0..i0+I of the intermediate dimension. */
 struct moe_experts_part {
 	int64_t i0, I;
 	struct moe_weight *gate, *up, *down; /* [E] of [I, H], [I, H], [H, I] */
 	struct moe_param gate_b, up_b;	     /* pieces [I, r] */
 	struct moe_param down_a;	     /* pieces [r, I] */
-	float *grad_gate, *grad_up, *grad_down; /* [E][I, H], [E][I, H], [E][H, I] or NULL */
+	/* pieces [I, H], [I, H], [H, I]; grad: where it is wanted; value (f32 master), m, v: where they are trained */
+	struct moe_param base[MOE_EXPERT_MATRICES];
 };
 
 /*
@@ -76,6 +79,9 @@ struct moe_experts {
 	struct moe_router_config router_config;
 	struct moe_weight router_weight; /* [E, H] */
 	float *grad_router;		 /* [E, H] or NULL */
+	/* one piece [E, H], where it is trained: value is router_weight's data (F32), grad is grad_router */
+	struct moe_param router_param;
+	bool recompute; /* u, gate and up are computed again in the backward instead of kept */
 	int64_t *tokens_seen;		 /* [E] rows that gave gradients so far, or NULL */
 	float aux_coef;
 };
@@ -117,6 +123,7 @@ struct moe_experts_part_state {
 struct moe_experts_state {
 	struct moe_plan plan;
 	size_t part_rows; /* R */
+	bool recompute;	  /* u, gate and up of part[] are scratch */
 	const float *x;	  /* [T, H] input of router and experts */
 	uint16_t *x16;	  /* [T, H'] the same in bf16, where the kernels read it; kept */
 	const float *grad_out; /* [T, H] */
@@ -143,7 +150,55 @@ struct moe_ffn_state {
 /* Expert e of part p, ready for a kernel; copy: what its backward multiplies by, NULL: its weights. */
 struct moe_expert moe_expert_of(const struct moe_experts *l, const struct moe_transposed *copy, int p,
 				int e);
-enum moe_expert_matrix { MOE_GATE, MOE_UP, MOE_DOWN, MOE_EXPERT_MATRICES };
+/* Names and kt layout: A [r, in], B [out, r]. With shared A, GATE_A and UP_A are the same array. */
+enum moe_lora_array {
+	MOE_GATE_A,
+	MOE_UP_A,
+	MOE_DOWN_A,
+	MOE_GATE_B,
+	MOE_UP_B,
+	MOE_DOWN_B,
+	MOE_LORA_ARRAYS
+};
+
+/*
+ * A part's share of an expert's array: `rows` rows of `width`, contiguous in the param's piece from `at`; in the
+ * whole array they begin at `offset` and are `ld` apart.
+ */
+struct moe_view {
+	const struct moe_param *param;
+	int64_t at, rows, width, offset, ld;
+};
+/* A of gate and up and B of down are whole, the same for every part. */
+static inline bool moe_lora_replicated(enum moe_lora_array a)
+{
+	return a == MOE_GATE_A || a == MOE_UP_A || a == MOE_DOWN_B;
+}
+struct moe_view moe_lora_view(const struct moe_experts *l, enum moe_lora_array a, int part);
+struct moe_view moe_base_view(const struct moe_experts *l, enum moe_expert_matrix which, int part);
+
+/* What one part packs of one expert's matrix: [n, k] from src, rows ld apart, into w. */
+struct moe_pack_source {
+	struct moe_weight *w;
+	const char *src;
+	int64_t n, k, ld;
+};
+struct moe_pack_source moe_experts_source(const struct moe_experts *l, enum moe_expert_matrix which,
+					  int expert, int part, const void *src,
+					  enum moe_dtype dtype);
+/* Packs that, and its resident copies; where the matrix is trained, by way of its master. src NULL: the
+ * description only, without one. */
+void moe_experts_pack_part(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
+			   int part, const void *src, enum moe_dtype dtype);
+/* The same from the master. */
+void moe_experts_pack_master(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
+			     int part);
+/*
+ * A part's share of one expert's matrix from a quantised one: its row i is row n0 + i * step of q. Returns how many
+ * codes have no finite value.
+ */
+int64_t moe_experts_pack_coded(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
+			       int part, const struct moe_quantised *q, int64_t n0, int64_t step);
 /* Renews the copy of one of expert e's matrices from its packed weights. */
 void moe_expert_transpose(const struct moe_experts *l, const struct moe_transposed *copy, int p, int e,
 			  enum moe_expert_matrix which);

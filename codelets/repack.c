@@ -7,21 +7,15 @@ static void run(const void *args, struct moe_worker *worker)
 {
 	const struct moe_repack_args *a = args;
 	const struct moe_experts *l = a->layer;
-	const struct moe_experts_part *part = &l->part[a->part];
-	const struct moe_kernels *k = moe_kernels();
-	int64_t I = part->I, H = l->H;
 
 	(void)worker;
-	for (int e = l->group_first[a->group]; e < l->group_first[a->group + 1]; e++) {
-		int64_t at = I * H * e;
-
-		k->weight_pack(&part->gate[e], a->gate + at, MOE_F32, I, H, H, MOE_USE_GEMM);
-		k->weight_pack(&part->up[e], a->up + at, MOE_F32, I, H, H, MOE_USE_GEMM);
-		k->weight_pack(&part->down[e], a->down + at, MOE_F32, H, I, I, MOE_USE_GEMM);
-		for (int i = 0; i < MOE_EXPERT_MATRICES && l->transposed; i++)
-			moe_expert_transpose(l, l->transposed, a->part, e,
-					     (enum moe_expert_matrix)i);
-	}
+	for (int e = l->group_first[a->group]; e < l->group_first[a->group + 1]; e++)
+		for (int i = 0; i < MOE_EXPERT_MATRICES; i++)
+			if (a->source[i])
+				moe_experts_pack_part(l, (enum moe_expert_matrix)i, e, a->part,
+						      a->source[i][e], a->dtype);
+			else
+				moe_experts_pack_master(l, (enum moe_expert_matrix)i, e, a->part);
 }
 
 static double cost_us(const void *args)

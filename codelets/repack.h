@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* repack: packed weights of one group and part from f32 masters that have changed, and their
- * transposed copies. */
+/*
+ * repack: packed weights of one group and part, and their transposed copies, from f32 masters that have
+ * changed, or from arrays of the caller (which the masters, where there are any, take over).
+ */
 #ifndef MOE_CODELETS_REPACK_H
 #define MOE_CODELETS_REPACK_H
 
@@ -11,8 +13,10 @@ struct moe_codelet;
 struct moe_repack_args {
 	const struct moe_experts *layer;
 	int part, group;
-	const float *gate, *up,
-		*down; /* of all experts, the part's: [E][I, H], [E][I, H], [E][H, I] */
+	/* per matrix where each expert's [I, H], [I, H], [H, I] begins, contiguous, any alignment, all of one dtype;
+	 * NULL: from the masters */
+	const void *const *source[MOE_EXPERT_MATRICES];
+	enum moe_dtype dtype;
 };
 
 extern struct moe_codelet moe_cl_repack;

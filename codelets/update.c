@@ -30,11 +30,12 @@ static void run(const void *args, struct moe_worker *worker)
 	struct moe_adamw adamw = a->adamw;
 
 	(void)worker;
-	adamw.grad_scale = 1;
+	if (adamw.grad_scale == 0)
+		adamw.grad_scale = 1;
 	if (a->norm) {
 		if (!a->norm->finite)
 			return; /* a non-finite gradient never reaches a parameter */
-		adamw.grad_scale = a->norm->factor;
+		adamw.grad_scale *= a->norm->factor;
 	}
 	for (int i = 0; i < a->n; i++) {
 		const struct moe_range *r = &a->range[i];

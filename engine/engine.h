@@ -115,7 +115,7 @@ int moe_engine_part_node(const struct moe_engine *e, int part);
 struct moe_host {
 	int cores, sockets, nodes;
 	bool fake;
-	int starpu_version[3], starpu_max_workers, starpu_max_nodes;
+	int starpu_version[3], starpu_max_workers, starpu_max_nodes, starpu_max_buffers;
 };
 enum moe_status moe_host_describe(struct moe_host *out);
 

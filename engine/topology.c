@@ -56,6 +56,7 @@ enum moe_status moe_host_describe(struct moe_host *out)
 		.fake = t.fake,
 		.starpu_max_workers = MOE_STARPU_MAX_CPUS,
 		.starpu_max_nodes = STARPU_MAXNUMANODES,
+		.starpu_max_buffers = STARPU_NMAXBUFS,
 	};
 	starpu_get_version(&v[0], &v[1], &v[2]);
 	moe_topology_unload(&t);

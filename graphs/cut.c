@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "graphs/cut.h"
+#include "codelets/cost.h"
 #include "engine/engine.h"
 
 #include <math.h>
@@ -92,7 +93,7 @@ struct moe_load moe_load_of(const struct moe_experts *l, int T, int W)
 		.I = l->I,
 		.T = T,
 		.workers = W,
-		.weight_bytes = gate ? (double)moe_dtype_size(gate->dtype) : 0,
+		.weight_bytes = gate ? moe_weight_bytes_each(gate) : 0,
 	};
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory of a pass through a MoE layer. What is kept per (slot, layer): the plan, x in bf16, u, gate, up
- * and v = h A_down^T. Everything else is scratch that a micro-batch's layers share.
+ * Memory of a pass through a MoE layer. What is kept per (slot, layer): the plan, x in bf16, v = h A_down^T,
+ * and u, gate and up where they are not computed again. Everything else is scratch that a micro-batch's
+ * layers share.
  */
 #include "codelets/combine_bwd.h"
 #include "codelets/combine_part.h"
@@ -57,6 +58,17 @@ static int64_t thin_width(const struct moe_experts *l)
 	return l->ra == l->r ? r : 2 * r;
 }
 
+/* u, gate and up of a part: kept, or scratch where they are computed again. */
+static void activations_take(struct taker *t, const struct moe_experts *l, size_t R, int p,
+			     struct moe_experts_part_state *ps)
+{
+	int64_t I = moe_width(l->part[p].I);
+
+	ps->u = take_kept(t, R, thin_width(l), p);
+	ps->gate = take_kept(t, R, I, p);
+	ps->up = take_kept(t, R, I, p);
+}
+
 static void scratch_take(struct taker *t, const struct moe_experts *l, int T, bool backward,
 			 struct moe_experts_scratch *s)
 {
@@ -68,6 +80,8 @@ static void scratch_take(struct taker *t, const struct moe_experts *l, int T, bo
 		int64_t I = moe_width(l->part[p].I);
 		size_t chunks = (size_t)moe_chunks(l->part[p].I);
 
+		if (l->recompute)
+			activations_take(t, l, R, p, ps);
 		ps->panel = take_panel(t, R, H, p);
 		ps->u_panel = take_panel(t, R, thin_width(l), p);
 		ps->h = take_panel(t, R, I, p);
@@ -105,6 +119,9 @@ void moe_experts_scratch_free(struct moe_engine *e, struct moe_experts_scratch *
 	for (int p = 0; p < P; p++) {
 		struct moe_experts_part_state *ps = &s->part[p];
 
+		moe_memory_free(e, ps->u);
+		moe_memory_free(e, ps->gate);
+		moe_memory_free(e, ps->up);
 		moe_memory_free(e, ps->panel);
 		moe_memory_free(e, ps->u_panel);
 		moe_memory_free(e, ps->h);
@@ -148,11 +165,9 @@ static void state_take(struct taker *t, const struct moe_experts *l, int T,
 		s->x16 = take(t, (size_t)T * (size_t)moe_width(l->H), sizeof *s->x16, -1);
 	for (int p = 0; p < l->P; p++) {
 		struct moe_experts_part_state *ps = &s->part[p];
-		int64_t I = moe_width(l->part[p].I);
 
-		ps->u = take_kept(t, R, thin_width(l), p);
-		ps->gate = take_kept(t, R, I, p);
-		ps->up = take_kept(t, R, I, p);
+		if (!l->recompute)
+			activations_take(t, l, R, p, ps);
 		ps->v = take_f32(t, R, moe_rank_width(l->r), p);
 	}
 }
@@ -163,6 +178,7 @@ enum moe_status moe_experts_state_alloc(struct moe_engine *e, const struct moe_e
 	struct taker t = { .e = e, .st = MOE_OK };
 
 	memset(st, 0, sizeof *st);
+	st->recompute = l->recompute;
 	state_take(&t, l, T, st);
 	st->part_rows = rows_of(l, T);
 	if (t.st != MOE_OK)
@@ -185,9 +201,11 @@ void moe_experts_state_free(struct moe_engine *e, struct moe_experts_state *st, 
 	moe_memory_free(e, plan->grad_weights);
 	moe_memory_free(e, st->x16);
 	for (int p = 0; p < P; p++) {
-		moe_memory_free(e, st->part[p].u);
-		moe_memory_free(e, st->part[p].gate);
-		moe_memory_free(e, st->part[p].up);
+		if (!st->recompute) { /* else they are scratch */
+			moe_memory_free(e, st->part[p].u);
+			moe_memory_free(e, st->part[p].gate);
+			moe_memory_free(e, st->part[p].up);
+		}
 		moe_memory_free(e, st->part[p].v);
 	}
 	memset(st, 0, sizeof *st);
@@ -202,6 +220,11 @@ void moe_experts_state_bind(struct moe_experts_state *st, const struct moe_exper
 	for (int p = 0; p < l->P; p++) {
 		struct moe_experts_part_state *ps = &st->part[p];
 
+		if (l->recompute) {
+			ps->u = s->part[p].u;
+			ps->gate = s->part[p].gate;
+			ps->up = s->part[p].up;
+		}
 		ps->panel = s->part[p].panel;
 		ps->u_panel = s->part[p].u_panel;
 		ps->h = s->part[p].h;

@@ -36,12 +36,46 @@ static enum moe_status submit_route(const struct moe_context *c, struct moe_moe_
 		for (int b = 0; b < x->n_blocks; b++) {
 			struct moe_token_args a = token_args(p, b, x->T);
 
-			MOE_TRY(moe_task_route(c, &a, b, x->block[b], p->plan, s->route[b]));
+			MOE_TRY(moe_task_route(c, &a, b, x->block[b], p->lt->router, p->plan,
+					       s->route[b]));
 		}
 		MOE_TRY(moe_join_submit(c, &s->x, s->route, x->n_blocks, NULL));
 	}
 	all.t1 = x->T;
 	return moe_task_plan(c, &all, &s->x.out, 1, s->scratch, p->plan);
+}
+
+/* Of trained weights, else NULL. */
+static struct moe_tensor *weights_of(const struct moe_moe_pass *p, int i)
+{
+	return p->lt->weights ? p->lt->weights[i] : NULL;
+}
+
+/* x through gate and up of (part, group) i. after: see moe_task_gather. */
+static enum moe_status submit_gate_up(const struct moe_context *c, struct moe_moe_pass *p, int i,
+				      struct moe_tensor *after)
+{
+	const struct moe_experts *l = p->layer;
+	struct moe_slot_tensors *s = p->st;
+	int ni = s->cut.slices_i;
+	struct moe_expert_args a = { .layer = l,
+				     .state = p->state,
+				     .part = i / l->G,
+				     .group = i % l->G,
+				     .head = ni == 1 };
+	struct moe_tensor *lora_h = p->lt->lora_h[a.group], *in = p->plan;
+
+	if (!a.head) {
+		MOE_TRY(moe_task_gather(c, &a, p->plan, after, lora_h, s->panel[i]));
+		in = s->panel[i];
+		after = NULL;
+	}
+	for (int j = 0; j < ni; j++) {
+		slice_range(moe_chunks(l->part[a.part].I), ni, j, &a.c0, &a.c1);
+		MOE_TRY(moe_task_gate_up(c, &a, j, in, after, weights_of(p, i), p->lt->lora_i[i],
+					 lora_h, s->up[i * ni + j]));
+	}
+	return MOE_OK;
 }
 
 /* gate_up and down of every (part, group) */
@@ -52,25 +86,15 @@ static enum moe_status submit_experts(const struct moe_context *c, struct moe_mo
 	int ni = s->cut.slices_i, nh = s->cut.slices_h;
 
 	for (int i = 0; i < l->P * l->G; i++) {
-		struct moe_expert_args a = { .layer = l,
-					     .state = p->state,
-					     .part = i / l->G,
-					     .group = i % l->G,
-					     .head = ni == 1 };
-		struct moe_tensor *lora_h = p->lt->lora_h[a.group], *in = p->plan;
-		struct moe_tensor **up = s->up + i * ni;
+		struct moe_expert_args a = {
+			.layer = l, .state = p->state, .part = i / l->G, .group = i % l->G
+		};
 
-		if (!a.head) {
-			MOE_TRY(moe_task_gather(c, &a, p->plan, lora_h, s->panel[i]));
-			in = s->panel[i];
-		}
-		for (int j = 0; j < ni; j++) {
-			slice_range(moe_chunks(l->part[a.part].I), ni, j, &a.c0, &a.c1);
-			MOE_TRY(moe_task_gate_up(c, &a, j, in, p->lt->lora_i[i], lora_h, up[j]));
-		}
+		MOE_TRY(submit_gate_up(c, p, i, NULL));
 		for (int j = 0; j < nh; j++) {
 			slice_range(moe_chunks(l->H), nh, j, &a.c0, &a.c1);
-			MOE_TRY(moe_task_down(c, &a, j, up, ni, lora_h, s->rows[i * nh + j]));
+			MOE_TRY(moe_task_down(c, &a, j, s->up + i * ni, ni, weights_of(p, i),
+					      p->lt->lora_h[a.group], s->rows[i * nh + j]));
 		}
 	}
 	return moe_join_submit(c, &s->y, s->rows, l->P * l->G * nh, s->scratch);
@@ -166,14 +190,31 @@ static enum moe_status submit_repack(const struct moe_context *c, struct moe_moe
 {
 	const struct moe_experts *l = p->layer;
 
-	for (int i = 0; p->copies && i < l->P * l->G; i++) {
+	for (int i = 0; p->copies && !p->copies_ready && i < l->P * l->G; i++) {
 		struct moe_expert_args a = { .layer = l,
 					     .state = p->state,
 					     .part = i / l->G,
 					     .group = i % l->G,
 					     .copy = p->copy };
 
-		MOE_TRY(moe_task_repack_bwd(c, &a, p->copy_layers, p->plan, p->copies[i]));
+		MOE_TRY(moe_task_repack_bwd(c, &a, p->copy_layers, p->plan, weights_of(p, i),
+					    p->copies[i]));
+	}
+	return MOE_OK;
+}
+
+enum moe_status moe_graph_moe_repack_bwd(const struct moe_context *c, const struct moe_experts *l,
+					 struct moe_layer_tensors *lt,
+					 const struct moe_backward_ring *ring, int index)
+{
+	for (int i = 0; i < l->P * l->G; i++) {
+		struct moe_expert_args a = { .layer = l,
+					     .part = i / l->G,
+					     .group = i % l->G,
+					     .copy = &ring->copy[index % ring->n] };
+
+		MOE_TRY(moe_task_repack_bwd(c, &a, ring->n, NULL, lt->weights ? lt->weights[i] : NULL,
+					    ring->tensor[index % ring->n * ring->groups + i]));
 	}
 	return MOE_OK;
 }
@@ -196,17 +237,20 @@ static enum moe_status submit_experts_bwd(const struct moe_context *c, struct mo
 					     .first = first,
 					     .copy = p->copy };
 		struct moe_tensor *lora_h = p->lt->lora_h[a.group], *in = grad_out;
-		struct moe_tensor *copy = p->copies ? p->copies[i] : NULL;
+		struct moe_tensor *copy = p->copies ? p->copies[i] : weights_of(p, i);
 		struct moe_tensor **db = s->down_bwd[p->ring] + i * ni;
 
+		if (l->recompute)
+			MOE_TRY(submit_gate_up(c, p, i, grad_out));
 		if (!a.head) {
 			MOE_TRY(moe_task_scatter(c, &a, grad_out, p->plan, lora_h, s->panel[i]));
 			in = s->panel[i];
 		}
 		for (int j = 0; j < ni; j++) {
 			slice_range(moe_chunks(l->part[a.part].I), ni, j, &a.c0, &a.c1);
-			MOE_TRY(moe_task_down_bwd(c, &a, j, in, p->plan, copy, p->lt->lora_i[i],
-						  lora_h,
+			MOE_TRY(moe_task_down_bwd(c, &a, j, in, p->plan,
+						  l->recompute ? s->up[i * ni + j] : NULL, copy,
+						  p->lt->lora_i[i], lora_h,
 						  p->has_grads ? p->lt->grad_i[i * ni + j] : NULL,
 						  db[j]));
 		}
@@ -331,7 +375,7 @@ enum moe_status moe_graph_moe_backward(const struct moe_context *c, struct moe_m
 		a.norm = *norm;
 		a.out = grad_x->data;
 		MOE_TRY(moe_task_combine_bwd(c, &a, b, sums, p->layer->P == 1 ? p->plan : NULL,
-					     s->route_bwd[b], p->ffn ? s->shared.block[b] : NULL,
+					     s->route_bwd[b], p->lt->router, p->ffn ? s->shared.block[b] : NULL,
 					     residual ? residual->block[b] : NULL, s->scratch,
 					     grad_x->users, grad_x->block[b]));
 	}
@@ -398,6 +442,111 @@ enum moe_status moe_graph_moe_update(const struct moe_context *c, const struct m
 		n = update_grads(lt, l, p, g, grads);
 		MOE_TRY(moe_task_update(c, &a, g, p, grads, n, o->norm ? o->norm_ready : NULL,
 					params, moe_group_owner(l, g) == p ? 2 : 1));
+	}
+	return MOE_OK;
+}
+
+enum moe_status moe_graph_moe_update_base(const struct moe_context *c, const struct moe_experts *l,
+					  struct moe_layer_tensors *lt,
+					  const struct moe_optimizer_step *o)
+{
+	struct moe_tensor *norm = o->norm ? o->norm_ready : NULL;
+	struct moe_update_args router = { .adamw = o->adamw, .norm = o->norm, .n = 1 };
+
+	for (int i = 0; i < l->P * l->G; i++) {
+		int p = i / l->G, g = i % l->G;
+		struct moe_update_args a = { .adamw = o->adamw,
+					     .norm = o->norm,
+					     .n = MOE_EXPERT_MATRICES };
+		struct moe_repack_args again = { .layer = l, .part = p, .group = g };
+
+		for (int j = 0; j < MOE_EXPERT_MATRICES; j++)
+			a.range[j] = (struct moe_range){ &l->part[p].base[j], l->group_first[g],
+							 l->group_first[g + 1] };
+		MOE_TRY(moe_task_update(c, &a, g, p, &lt->grad_base[i], 1, norm, &lt->masters[i],
+					1));
+		MOE_TRY(moe_task_repack(c, &again, lt->masters[i], lt->weights[i]));
+	}
+	if (!lt->router)
+		return MOE_OK;
+	router.range[0] = (struct moe_range){ &l->router_param, 0, 1 };
+	return moe_task_update(c, &router, -1, -1, &lt->grad_router, 1, norm, &lt->router, 1);
+}
+
+enum moe_status moe_graph_moe_take_base(const struct moe_context *c, const struct moe_experts *l,
+					struct moe_layer_tensors *lt,
+					const struct moe_repack_args *args)
+{
+	for (int i = 0; i < l->P * l->G; i++) {
+		struct moe_repack_args a = *args;
+
+		a.layer = l;
+		a.part = i / l->G;
+		a.group = i % l->G;
+		MOE_TRY(moe_task_repack(c, &a, lt->masters ? lt->masters[i] : NULL,
+					lt->weights ? lt->weights[i] : NULL));
+	}
+	return MOE_OK;
+}
+
+/* Gradients of (part, group) i: LoRA's and base weights'. */
+static int all_grads(struct moe_layer_tensors *lt, const struct moe_experts *l, int i, bool lora,
+		     bool base, struct moe_tensor **grads)
+{
+	int n = lora ? update_grads(lt, l, i / l->G, i % l->G, grads) : 0;
+
+	if (base && lt->grad_base && n < MOE_MAX_TASK_HANDLES)
+		grads[n++] = lt->grad_base[i];
+	return n;
+}
+
+enum moe_status moe_graph_moe_exchange(const struct moe_context *c, const struct moe_experts *l,
+				       struct moe_layer_tensors *lt,
+				       const struct moe_exchange_args *args, bool lora, bool base)
+{
+	for (int i = 0; i < l->P * l->G; i++) {
+		struct moe_tensor *grads[MOE_MAX_TASK_HANDLES], *params[3];
+		struct moe_exchange_args a = *args;
+		int n_grads = 0, n = 0;
+
+		a.layer = l;
+		a.part = i / l->G;
+		a.group = i % l->G;
+		if (a.what == MOE_PUBLISH)
+			n_grads = all_grads(lt, l, i, lora, base, grads);
+		else {
+			if (lora)
+				params[n++] = lt->lora_i[i];
+			if (lora && moe_group_owner(l, a.group) == a.part)
+				params[n++] = lt->lora_h[a.group];
+			if (base)
+				params[n++] = lt->masters[i];
+		}
+		MOE_TRY(moe_task_exchange(c, &a, grads, n_grads, params, n));
+	}
+	return MOE_OK;
+}
+
+enum moe_status moe_graph_moe_rescale(const struct moe_context *c, const struct moe_experts *l,
+				      struct moe_layer_tensors *lt, float factor)
+{
+	for (int i = 0; i < l->P * l->G; i++) {
+		int p = i / l->G, g = i % l->G, n;
+		struct moe_tensor *grads[MOE_MAX_TASK_HANDLES];
+		struct moe_update_args a = { .adamw.grad_scale = factor };
+
+		if (l->r) {
+			a.n = update_ranges(l, p, g, a.range);
+			n = update_grads(lt, l, p, g, grads);
+			MOE_TRY(moe_task_rescale(c, &a, g, p, grads, n));
+		}
+		if (!lt->grad_base)
+			continue;
+		a.n = MOE_EXPERT_MATRICES;
+		for (int j = 0; j < a.n; j++)
+			a.range[j] = (struct moe_range){ &l->part[p].base[j], l->group_first[g],
+							 l->group_first[g + 1] };
+		MOE_TRY(moe_task_rescale(c, &a, g, p, &lt->grad_base[i], 1));
 	}
 	return MOE_OK;
 }

@@ -20,6 +20,8 @@ struct moe_layer_tensors {
 	struct moe_tensor **lora_h, **grad_h;	      /* [G] */
 	struct moe_tensor **grad_base;		      /* [P G] or NULL */
 	struct moe_tensor *grad_router, *grad_shared; /* or NULL */
+	/* of weights that are trained: [P G] packed ones and f32 masters, and the router's; else NULL */
+	struct moe_tensor **weights, **masters, *router;
 };
 
 struct moe_slot_tensors {
@@ -52,9 +54,15 @@ struct moe_moe_pass {
 	const struct moe_transposed *copy;
 	struct moe_tensor **copies; /* [P G] an entry of a ring, which is filled first; NULL: resident */
 	int copy_layers;	    /* entries of the ring */
+	bool copies_ready;	    /* the entry holds this layer's copies already */
 };
 /* The backward's copies: entry index mod n of the ring, or the layer's own; else none. */
 void moe_pass_set_copies(struct moe_moe_pass *p, const struct moe_backward_ring *ring, int index);
+
+/* Fills the ring's entry with the copies of all experts of l, ahead of its backward. */
+enum moe_status moe_graph_moe_repack_bwd(const struct moe_context *c, const struct moe_experts *l,
+					 struct moe_layer_tensors *lt,
+					 const struct moe_backward_ring *ring, int index);
 
 enum moe_status moe_layer_tensors_create(struct moe_engine *e, const struct moe_experts *l,
 					 int slices_i, bool base_grads,
@@ -83,6 +91,22 @@ struct moe_optimizer_step {
 	struct moe_grad_norm *norm;    /* NULL: no clipping and no finiteness check */
 	struct moe_tensor *norm_ready; /* written by grad_total */
 };
+/* AdamW on base and router weights; a (part, group)'s weights are packed anew as soon as it is done. */
+enum moe_status moe_graph_moe_update_base(const struct moe_context *c, const struct moe_experts *l,
+					  struct moe_layer_tensors *lt,
+					  const struct moe_optimizer_step *o);
+/* Gradients or values of a layer to or from the caller's arrays: args as in moe_task_exchange, per (part, group).
+ * lora: LoRA arrays take part; base: base arrays do. */
+enum moe_status moe_graph_moe_exchange(const struct moe_context *c, const struct moe_experts *l,
+				       struct moe_layer_tensors *lt,
+				       const struct moe_exchange_args *args, bool lora, bool base);
+/* All gradients of the layer times factor. */
+enum moe_status moe_graph_moe_rescale(const struct moe_context *c, const struct moe_experts *l,
+				      struct moe_layer_tensors *lt, float factor);
+/* Masters and packed weights from arrays of the caller; of args: source, dtype. */
+enum moe_status moe_graph_moe_take_base(const struct moe_context *c, const struct moe_experts *l,
+					struct moe_layer_tensors *lt,
+					const struct moe_repack_args *args);
 /* Sums of squares of the layer's gradients: squares is [3 P + 2][E]; done [P G] are written. */
 enum moe_status moe_graph_moe_grad_norm(const struct moe_context *c, const struct moe_experts *l,
 					struct moe_layer_tensors *lt, double *squares,

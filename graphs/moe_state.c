@@ -3,6 +3,8 @@
  */
 #include "graphs/moe_state.h"
 
+#include "codelets/kernels/packed/coded.h"
+
 static int64_t part_begin(int64_t I, int P, int p)
 {
 	return I * p / P;
@@ -79,17 +81,65 @@ static struct moe_param shape_b(int64_t n, int64_t r, float scale)
 	return (struct moe_param){ .side = MOE_LORA_B, .stack = 1, .rows = n, .cols = r, .pack_scale = scale };
 }
 
-/* Where a part's packed matrices begin: gate, up, down of each expert, 64-byte aligned. */
-static size_t matrix_bytes(enum moe_dtype dtype, int64_t n, int64_t k)
+static struct moe_param shape_base(int64_t n, int64_t k)
+{
+	return (struct moe_param){ .stack = 1, .rows = n, .cols = k, .piece = n * k };
+}
+
+/* Base weights: gradients, and what training them takes. */
+static void base_alloc(struct moe_engine *e, struct moe_param *p, struct moe_param shape,
+		       const struct moe_experts_shape *s, int part, enum moe_status *st)
+{
+	size_t bytes = (size_t)s->E * (size_t)shape.piece * sizeof(float);
+
+	*p = shape;
+	if (s->base_grads)
+		p->grad = take(e, bytes, part, "gradients", st);
+	if (!s->train_base)
+		return;
+	p->value = take(e, bytes, part, "weights", st);
+	p->m = take(e, bytes, part, "moments", st);
+	p->v = take(e, bytes, part, "moments", st);
+}
+
+/* Bytes of a part's packed matrices of one expert, each 64-byte aligned. */
+struct matrix_bytes {
+	size_t gate, up, down, all;
+};
+
+static size_t plain_bytes(enum moe_dtype dtype, int64_t n, int64_t k)
 {
 	return (moe_kernels()->weight_bytes(dtype, n, k, MOE_USE_GEMM) + 63) & ~(size_t)63;
 }
 
-static void weights_alloc(struct moe_engine *e, struct moe_experts *l, int p, enum moe_dtype dtype,
+static size_t one_matrix(const struct moe_experts_shape *s, enum moe_expert_matrix which,
+			 enum moe_dtype dtype, int64_t n, int64_t k, int64_t k0)
+{
+	struct moe_coding c = s->coding ? s->coding[which] : (struct moe_coding){ 0 };
+
+	if (!c.format)
+		return plain_bytes(dtype, n, k);
+	c.phase = k0 % c.group;
+	return (moe_coded_bytes(&c, n, k) + 63) & ~(size_t)63;
+}
+
+static struct matrix_bytes matrix_bytes(const struct moe_experts_shape *s, enum moe_dtype dtype,
+					int64_t i0, int64_t I)
+{
+	struct matrix_bytes b = { one_matrix(s, MOE_GATE, dtype, I, s->H, 0),
+				  one_matrix(s, MOE_UP, dtype, I, s->H, 0),
+				  one_matrix(s, MOE_DOWN, dtype, s->H, I, i0), 0 };
+
+	b.all = b.gate + b.up + b.down;
+	return b;
+}
+
+static void weights_alloc(struct moe_engine *e, struct moe_experts *l,
+			  const struct moe_experts_shape *s, int p, enum moe_dtype dtype,
 			  enum moe_status *st)
 {
 	struct moe_experts_part *part = &l->part[p];
-	size_t up = matrix_bytes(dtype, part->I, l->H), down = matrix_bytes(dtype, l->H, part->I);
+	struct matrix_bytes b = matrix_bytes(s, dtype, part->i0, part->I);
 	char *base;
 
 	part->gate = moe_calloc((size_t)l->E * 3, sizeof *part->gate);
@@ -97,13 +147,13 @@ static void weights_alloc(struct moe_engine *e, struct moe_experts *l, int p, en
 		*st = moe_fail(MOE_ERR_NOMEM, "no memory for a layer");
 		return;
 	}
-	base = take(e, (size_t)l->E * (2 * up + down), p, "weights", st);
+	base = take(e, (size_t)l->E * b.all, p, "weights", st);
 	part->up = part->gate + l->E;
 	part->down = part->up + l->E;
-	for (int i = 0; base && i < l->E; i++, base += 2 * up + down) {
+	for (int i = 0; base && i < l->E; i++, base += b.all) {
 		part->gate[i].data = base;
-		part->up[i].data = base + up;
-		part->down[i].data = base + 2 * up;
+		part->up[i].data = base + b.gate;
+		part->down[i].data = base + b.gate + b.up;
 	}
 }
 
@@ -113,22 +163,18 @@ static void part_alloc(struct moe_engine *e, struct moe_experts *l,
 {
 	struct moe_experts_part *part = &l->part[p];
 	struct moe_param a, b;
-	size_t base;
 
 	part->i0 = part_begin(s->I, l->P, p);
 	part->I = part_begin(s->I, l->P, p + 1) - part->i0;
-	weights_alloc(e, l, p, dtype, st);
+	weights_alloc(e, l, s, p, dtype, st);
 	b = shape_b(part->I, l->r, l->scale);
 	a = shape_a(1, l->r, part->I);
 	param_alloc(e, &part->gate_b, &b, s, p, st);
 	param_alloc(e, &part->up_b, &b, s, p, st);
 	param_alloc(e, &part->down_a, &a, s, p, st);
-	if (!s->base_grads)
-		return;
-	base = (size_t)l->E * (size_t)part->I * (size_t)l->H * sizeof(float);
-	part->grad_gate = take(e, base, p, "gradients", st);
-	part->grad_up = take(e, base, p, "gradients", st);
-	part->grad_down = take(e, base, p, "gradients", st);
+	base_alloc(e, &part->base[MOE_GATE], shape_base(part->I, l->H), s, p, st);
+	base_alloc(e, &part->base[MOE_UP], shape_base(part->I, l->H), s, p, st);
+	base_alloc(e, &part->base[MOE_DOWN], shape_base(l->H, part->I), s, p, st);
 }
 
 static void copies_alloc(struct moe_engine *e, struct moe_experts *l, enum moe_dtype dtype,
@@ -139,6 +185,18 @@ static void copies_alloc(struct moe_engine *e, struct moe_experts *l, enum moe_d
 	l->transposed = moe_calloc(1, sizeof *l->transposed);
 	*st = l->transposed ? moe_transposed_alloc(e, l, dtype, l->transposed)
 			    : moe_fail(MOE_ERR_NOMEM, "no memory for a layer");
+}
+
+static void router_train_alloc(struct moe_engine *e, struct moe_experts *l, enum moe_status *st)
+{
+	struct moe_param *p = &l->router_param;
+	size_t bytes = (size_t)l->E * (size_t)l->H * sizeof(float);
+
+	*p = shape_base(l->E, l->H);
+	p->value = l->router_weight.data;
+	p->grad = l->grad_router;
+	p->m = take(e, bytes, -1, "moments", st);
+	p->v = take(e, bytes, -1, "moments", st);
 }
 
 enum moe_status moe_experts_alloc(struct moe_engine *e, const struct moe_experts_shape *s,
@@ -156,6 +214,7 @@ enum moe_status moe_experts_alloc(struct moe_engine *e, const struct moe_experts
 	l->r = s->r;
 	l->ra = s->share_a ? s->r : 2 * s->r;
 	l->scale = s->scale;
+	l->recompute = s->recompute;
 	l->G = (s->E + size - 1) / size;
 	l->group_first = moe_calloc((size_t)l->G + 1, sizeof *l->group_first);
 	if (!l->group_first)
@@ -177,6 +236,8 @@ enum moe_status moe_experts_alloc(struct moe_engine *e, const struct moe_experts
 		l->router_weight.data =
 			take(e, moe_kernels()->weight_bytes(MOE_F32, l->E, l->H, MOE_USE_EXACT), -1,
 			     "weights", &st);
+	if (s->train_base && l->router)
+		router_train_alloc(e, l, &st);
 	if (st != MOE_OK)
 		moe_experts_free(e, l);
 	return st;
@@ -193,9 +254,8 @@ void moe_experts_free(struct moe_engine *e, struct moe_experts *l)
 		param_free(e, &part->gate_b);
 		param_free(e, &part->up_b);
 		param_free(e, &part->down_a);
-		moe_memory_free(e, part->grad_gate);
-		moe_memory_free(e, part->grad_up);
-		moe_memory_free(e, part->grad_down);
+		for (int i = 0; i < MOE_EXPERT_MATRICES; i++)
+			param_free(e, &part->base[i]);
 	}
 	if (l->transposed)
 		moe_transposed_free(e, l->transposed);
@@ -203,6 +263,8 @@ void moe_experts_free(struct moe_engine *e, struct moe_experts *l)
 	param_free(e, &l->a_gu);
 	param_free(e, &l->down_b);
 	moe_memory_free(e, l->grad_router);
+	moe_memory_free(e, l->router_param.m);
+	moe_memory_free(e, l->router_param.v);
 	moe_memory_free(e, l->router_weight.data);
 	moe_free(l->group_first);
 	moe_free(l->tokens_seen);
@@ -230,7 +292,7 @@ struct moe_experts_bytes moe_experts_bytes(const struct moe_experts_shape *s, en
 		packed += E * (packed_bytes(shape_a(stack, r, s->H), s) +
 			       packed_bytes(shape_b(s->H, r, 1), s));
 	}
-	b.weights = E * (2 * matrix_bytes(dtype, I, s->H) + matrix_bytes(dtype, s->H, I));
+	b.weights = E * matrix_bytes(s, dtype, part_begin(s->I, P, part), I).all;
 	if (s->backward == MOE_BACKWARD_RESIDENT)
 		b.weights += moe_transposed_bytes(&l, dtype, 0);
 	b.lora = lora + packed;
@@ -240,33 +302,11 @@ struct moe_experts_bytes moe_experts_bytes(const struct moe_experts_shape *s, en
 	}
 	if (s->base_grads)
 		b.gradients += E * (size_t)(3 * I * s->H) * sizeof(float);
+	if (s->train_base) {
+		b.weights += E * (size_t)(3 * I * s->H) * sizeof(float);
+		b.moments += 2 * E * (size_t)(3 * I * s->H) * sizeof(float);
+	}
 	return b;
-}
-
-struct moe_pack_source moe_experts_source(struct moe_experts *l, enum moe_expert_matrix which,
-					  int expert, int part, const void *src,
-					  enum moe_dtype dtype)
-{
-	struct moe_experts_part *p = &l->part[part];
-	size_t size = src ? moe_dtype_size(dtype) : 0; /* NULL stays NULL */
-	const char *at = src;
-
-	if (which == MOE_DOWN)
-		return (struct moe_pack_source){ &p->down[expert], at + (size_t)p->i0 * size, l->H,
-						 p->I, l->I };
-	return (struct moe_pack_source){ which == MOE_GATE ? &p->gate[expert] : &p->up[expert],
-					 at + (size_t)p->i0 * (size_t)l->H * size, p->I, l->H,
-					 l->H };
-}
-
-void moe_experts_pack_part(struct moe_experts *l, enum moe_expert_matrix which, int expert, int part,
-			   const void *src, enum moe_dtype dtype)
-{
-	struct moe_pack_source s = moe_experts_source(l, which, expert, part, src, dtype);
-
-	moe_kernels()->weight_pack(s.w, s.src, dtype, s.n, s.k, s.ld, MOE_USE_GEMM);
-	if (src && l->transposed)
-		moe_expert_transpose(l, l->transposed, part, expert, which);
 }
 
 void moe_experts_pack(struct moe_experts *l, enum moe_expert_matrix which, int expert,
@@ -309,44 +349,30 @@ static void copy_rows(float *piece, float *buffer, int64_t rows, int64_t width, 
 	}
 }
 
-static void exchange(const struct moe_experts *l, enum moe_lora_array a, enum moe_param_field f,
-		     int expert, float *buffer, bool to_buffer)
+static void exchange(struct moe_view v, enum moe_param_field f, int expert, float *buffer, bool to_buffer)
 {
-	float *piece;
+	float *piece = field(v.param, f, expert);
 
-	if (a == MOE_GATE_A || a == MOE_UP_A) {
-		piece = field(&l->a_gu, f, expert);
-		if (piece && a == MOE_UP_A)
-			piece += (int64_t)(l->ra - l->r) * l->H;
-		copy_rows(piece, buffer, l->r, l->H, l->H, to_buffer);
-		return;
-	}
-	if (a == MOE_DOWN_B) {
-		copy_rows(field(&l->down_b, f, expert), buffer, l->H, l->r, l->r, to_buffer);
-		return;
-	}
-	for (int p = 0; p < l->P; p++) {
-		const struct moe_experts_part *part = &l->part[p];
+	copy_rows(piece ? piece + v.at : NULL, buffer + v.offset, v.rows, v.width, v.ld, to_buffer);
+}
 
-		if (a == MOE_DOWN_A)
-			copy_rows(field(&part->down_a, f, expert), buffer + part->i0, l->r, part->I,
-				  l->I, to_buffer);
-		else
-			copy_rows(field(a == MOE_GATE_B ? &part->gate_b : &part->up_b, f, expert),
-				  buffer + part->i0 * l->r, part->I, l->r, l->r, to_buffer);
-	}
+static void exchange_lora(const struct moe_experts *l, enum moe_lora_array a, enum moe_param_field f,
+			  int expert, float *buffer, bool to_buffer)
+{
+	for (int p = 0; p < (moe_lora_replicated(a) ? 1 : l->P); p++)
+		exchange(moe_lora_view(l, a, p), f, expert, buffer, to_buffer);
 }
 
 void moe_experts_get(const struct moe_experts *l, enum moe_lora_array a, enum moe_param_field f,
 		     int expert, float *dst)
 {
-	exchange(l, a, f, expert, dst, true);
+	exchange_lora(l, a, f, expert, dst, true);
 }
 
 void moe_experts_set(struct moe_experts *l, enum moe_lora_array a, enum moe_param_field f,
 		     int expert, const float *src)
 {
-	exchange(l, a, f, expert, (float *)src, false);
+	exchange_lora(l, a, f, expert, (float *)src, false);
 	if (f != MOE_VALUE)
 		return;
 	if (a == MOE_GATE_A || a == MOE_UP_A)
@@ -364,23 +390,11 @@ void moe_experts_set(struct moe_experts *l, enum moe_lora_array a, enum moe_para
 	}
 }
 
-void moe_experts_get_base_grad(const struct moe_experts *l, enum moe_expert_matrix which,
-			       int expert, float *dst)
+void moe_experts_get_base(const struct moe_experts *l, enum moe_expert_matrix which,
+			  enum moe_param_field f, int expert, float *dst)
 {
-	for (int p = 0; p < l->P; p++) {
-		const struct moe_experts_part *part = &l->part[p];
-		int64_t at = part->I * l->H * expert;
-
-		if (which == MOE_DOWN)
-			copy_rows(part->grad_down ? part->grad_down + at : NULL, dst + part->i0,
-				  l->H, part->I, l->I, true);
-		else {
-			float *g = which == MOE_GATE ? part->grad_gate : part->grad_up;
-
-			copy_rows(g ? g + at : NULL, dst + part->i0 * l->H, part->I, l->H, l->H,
-				  true);
-		}
-	}
+	for (int p = 0; p < l->P; p++)
+		exchange(moe_base_view(l, which, p), f, expert, dst, true);
 }
 
 enum moe_status moe_ffn_alloc(struct moe_engine *e, int H, int I, enum moe_dtype dtype,
@@ -392,9 +406,9 @@ enum moe_status moe_ffn_alloc(struct moe_engine *e, int H, int I, enum moe_dtype
 	memset(f, 0, sizeof *f);
 	f->H = H;
 	f->I = I;
-	f->gate.data = take(e, matrix_bytes(dtype, I, H), -1, "weights", &st);
-	f->up.data = take(e, matrix_bytes(dtype, I, H), -1, "weights", &st);
-	f->down.data = take(e, matrix_bytes(dtype, H, I), -1, "weights", &st);
+	f->gate.data = take(e, plain_bytes(dtype, I, H), -1, "weights", &st);
+	f->up.data = take(e, plain_bytes(dtype, I, H), -1, "weights", &st);
+	f->down.data = take(e, plain_bytes(dtype, H, I), -1, "weights", &st);
 	if (sigmoid)
 		f->sigmoid_weight = take(e, (size_t)H * sizeof(float), -1, "weights", &st);
 	if (grads) {

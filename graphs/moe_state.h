@@ -17,6 +17,9 @@ struct moe_experts_shape {
 	bool share_a;		       /* gate and up share A */
 	bool trainable;		       /* gradients and moments for LoRA */
 	bool base_grads;	       /* gradients of base and router weights */
+	const struct moe_coding *coding; /* [MOE_EXPERT_MATRICES], phase 0: quantised; NULL: plain */
+	bool train_base;	       /* and masters and moments; needs base_grads and an F32 weight_dtype */
+	bool recompute;		       /* see struct moe_experts */
 	enum moe_backward_mode backward; /* not direct: LoRA is packed transposed too; resident: and weights */
 };
 
@@ -31,33 +34,11 @@ struct moe_experts_bytes {
 struct moe_experts_bytes moe_experts_bytes(const struct moe_experts_shape *s, enum moe_dtype dtype,
 					   int P, int part);
 
-/* What one part packs of one expert's matrix: [n, k] from src, rows ld apart, into w. */
-struct moe_pack_source {
-	struct moe_weight *w;
-	const char *src;
-	int64_t n, k, ld;
-};
-struct moe_pack_source moe_experts_source(struct moe_experts *l, enum moe_expert_matrix which,
-					  int expert, int part, const void *src,
-					  enum moe_dtype dtype);
-/* Packs that, and its resident copies. */
-void moe_experts_pack_part(struct moe_experts *l, enum moe_expert_matrix which, int expert, int part,
-			   const void *src, enum moe_dtype dtype);
 /* Packs one expert's matrix into all parts, and its resident copies. src [I, H] (gate, up) or [H, I] (down), contiguous, any
  * alignment, or NULL: the description only. Thread-safe for different experts. */
 void moe_experts_pack(struct moe_experts *l, enum moe_expert_matrix which, int expert,
 		      const void *src, enum moe_dtype dtype);
 
-/* Names and kt layout: A [r, in], B [out, r]. With shared A, GATE_A and UP_A are the same array. */
-enum moe_lora_array {
-	MOE_GATE_A,
-	MOE_UP_A,
-	MOE_DOWN_A,
-	MOE_GATE_B,
-	MOE_UP_B,
-	MOE_DOWN_B,
-	MOE_LORA_ARRAYS
-};
 enum moe_param_field { MOE_VALUE, MOE_GRAD, MOE_MOMENT1, MOE_MOMENT2 };
 int64_t moe_lora_elements(const struct moe_experts *l, enum moe_lora_array a); /* of one expert */
 /* Copies between a contiguous f32 buffer and the parts. get of an absent field gives zeros. */
@@ -65,9 +46,9 @@ void moe_experts_get(const struct moe_experts *l, enum moe_lora_array a, enum mo
 		     int expert, float *dst);
 void moe_experts_set(struct moe_experts *l, enum moe_lora_array a, enum moe_param_field f,
 		     int expert, const float *src);
-/* Gradient of a base matrix of one expert, whole (all parts). */
-void moe_experts_get_base_grad(const struct moe_experts *l, enum moe_expert_matrix which,
-			       int expert, float *dst);
+/* Likewise a field of a base matrix of one expert, whole (all parts). An absent one gives zeros. */
+void moe_experts_get_base(const struct moe_experts *l, enum moe_expert_matrix which,
+			  enum moe_param_field f, int expert, float *dst);
 
 /*
  * Activations of up to T tokens. kept: one per (slot, layer); scratch and the ring of two: one per

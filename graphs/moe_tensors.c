@@ -16,6 +16,23 @@ int64_t moe_slot_tensors_count(int P, int G, int T_max, const struct moe_cut *cu
 	       (int64_t)P * cut->combine_blocks + 8 + 8 * (wide / 50) + 1;
 }
 
+/* Where base weights are trained. */
+static enum moe_status create_trained(struct moe_engine *e, const struct moe_experts *l,
+				      struct moe_layer_tensors *t)
+{
+	int pg = l->P * l->G;
+
+	if (!l->part[0].base[MOE_GATE].value)
+		return MOE_OK;
+	MOE_TRY(moe_tensors_create(e, "weights", pg, true, &t->weights));
+	MOE_TRY(moe_tensors_create(e, "masters", pg, true, &t->masters));
+	if (!l->router)
+		return MOE_OK;
+	MOE_TRY(moe_tensor_create(e, "router", 0, -1, &t->router));
+	moe_tensor_set_initialised(t->router);
+	return MOE_OK;
+}
+
 enum moe_status moe_layer_tensors_create(struct moe_engine *e, const struct moe_experts *l,
 					 int slices_i, bool base_grads, struct moe_layer_tensors *t)
 {
@@ -37,6 +54,7 @@ enum moe_status moe_layer_tensors_create(struct moe_engine *e, const struct moe_
 	}
 	if (l->grad_router)
 		MOE_TRY_GOTO(moe_tensor_create(e, "grad_router", 0, -1, &t->grad_router), st, fail);
+	MOE_TRY_GOTO(create_trained(e, l, t), st, fail);
 	return MOE_OK;
 fail:
 	moe_layer_tensors_destroy(t);
@@ -52,6 +70,9 @@ void moe_layer_tensors_destroy(struct moe_layer_tensors *t)
 	moe_tensors_destroy(t->lora_h, t->G);
 	moe_tensors_destroy(t->grad_h, t->G);
 	moe_tensors_destroy(t->grad_base, pg);
+	moe_tensors_destroy(t->weights, pg);
+	moe_tensors_destroy(t->masters, pg);
+	moe_tensor_destroy(t->router);
 	moe_tensor_destroy(t->grad_router);
 	moe_tensor_destroy(t->grad_shared);
 	memset(t, 0, sizeof *t);

@@ -32,8 +32,8 @@ void moe_tensors_destroy(struct moe_tensor **t, int n)
 	moe_free(t);
 }
 
-enum moe_status moe_stream_create(struct moe_engine *e, const char *name, int T_max, int n,
-				  struct moe_stream *s)
+enum moe_status moe_stream_create_order(struct moe_engine *e, const char *name, int T_max, int n,
+					struct moe_stream *s)
 {
 	enum moe_status st;
 
@@ -41,10 +41,6 @@ enum moe_status moe_stream_create(struct moe_engine *e, const char *name, int T_
 	s->T_max = T_max;
 	s->n = n;
 	s->max_blocks = moe_token_blocks(T_max);
-	s->data = moe_memory_alloc(e, (size_t)T_max * (size_t)n * sizeof(float), -1, "activations");
-	if (!s->data)
-		return moe_fail(MOE_ERR_NOMEM, "no memory for activations [%d, %d] (%s)", T_max, n,
-				name);
 	MOE_TRY_GOTO(moe_tensors_create(e, name, s->max_blocks, false, &s->block), st, fail);
 	MOE_TRY_GOTO(moe_tensor_create(e, name, 0, -1, &s->users), st, fail);
 	moe_tensor_set_initialised(s->users);
@@ -54,6 +50,17 @@ enum moe_status moe_stream_create(struct moe_engine *e, const char *name, int T_
 fail:
 	moe_stream_destroy(e, s);
 	return st;
+}
+
+enum moe_status moe_stream_create(struct moe_engine *e, const char *name, int T_max, int n,
+				  struct moe_stream *s)
+{
+	MOE_TRY(moe_stream_create_order(e, name, T_max, n, s));
+	s->data = moe_memory_alloc(e, (size_t)T_max * (size_t)n * sizeof(float), -1, "activations");
+	if (s->data)
+		return MOE_OK;
+	moe_stream_destroy(e, s);
+	return moe_fail(MOE_ERR_NOMEM, "no memory for activations [%d, %d] (%s)", T_max, n, name);
 }
 
 void moe_stream_destroy(struct moe_engine *e, struct moe_stream *s)

@@ -21,6 +21,9 @@ struct moe_stream {
 /* Memory for T_max tokens of n floats. */
 enum moe_status moe_stream_create(struct moe_engine *e, const char *name, int T_max, int n,
 				  struct moe_stream *s);
+/* The same without memory: for tables that read an activation elsewhere (x16). data stays NULL. */
+enum moe_status moe_stream_create_order(struct moe_engine *e, const char *name, int T_max, int n,
+					struct moe_stream *s);
 void moe_stream_destroy(struct moe_engine *e, struct moe_stream *s);
 /* The coming pass has T tokens. Only where no unsubmitted reader of the old T is left. */
 void moe_stream_resize(struct moe_stream *s, int T);

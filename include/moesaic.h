@@ -251,6 +251,12 @@ MOE_API void moe_trace_mark(struct moe_engine *engine, enum moe_trace_mark mark,
  */
 struct moe_block;
 
+/* What a forward with save keeps for the backward. The same bits either way. */
+enum moe_activations {
+	MOE_ACTIVATIONS_RETAIN = 0, /* x, gate and up: 2 H + 4 k I bytes per token with 16-bit kernels */
+	MOE_ACTIVATIONS_RECOMPUTE,  /* x; the backward computes gate and up again */
+};
+
 struct moe_block_params {
 	size_t struct_size;
 	int hidden, intermediate, experts, experts_per_token;
@@ -263,6 +269,12 @@ struct moe_block_params {
 	float lora_alpha;	     /* scale = alpha / rank */
 	int lora_share_a;	     /* gate and up have one A (PEFT's fused form) */
 	int base_gradients;	     /* gradients of base, router and shared weights too */
+	/*
+	 * Base and router weights are trained: f32 masters and moments, base_gradients, weights packed anew after
+	 * each update. Weights can then be read back. Not with a shared expert.
+	 */
+	int train_base;
+	enum moe_activations activations;
 	enum moe_dtype weight_dtype; /* widest dtype that weights will be set from */
 	int expected_tokens;	/* per forward; sizes the groups. 0: 512. Buffers grow on demand */
 	int group_size;		/* experts per task; 0: from expected_tokens. Changes no result */
@@ -275,6 +287,13 @@ struct moe_block_params {
 	 * by rounding. The kernels "ref" know "direct" only.
 	 */
 	const char *backward_weights;
+	/*
+	 * Frozen experts in a weight format ("fp8", "int8", "int4", "mxfp4", "gptq"; docs/formats.md): gate_proj,
+	 * up_proj and down_proj come by moe_block_set_quantised. The backward is then "direct", and nothing trains
+	 * or differentiates these weights. NULL: plain. weight_group: fewest columns that share a scale; 0: the format's usual.
+	 */
+	const char *weight_format;
+	int weight_group;
 };
 
 struct moe_block_info {
@@ -324,7 +343,17 @@ MOE_API enum moe_status moe_block_get_info(struct moe_block *block, struct moe_b
  */
 MOE_API enum moe_status moe_block_set(struct moe_block *block, enum moe_block_array which,
 				      const struct moe_array *src);
-/* Copies out, contiguous, as F32, F64 (or I32 for ids). Weights cannot be read back. */
+/*
+ * An expert matrix as checkpoints of the block's weight_format store it, experts first ([E, I, H] of codes or
+ * what packs them, scales, zeros where there are some), contiguous. MOE_ERR_FORMAT says what a tensor should be.
+ */
+struct moe_quantised_arrays {
+	size_t struct_size;
+	struct moe_array codes, scale, zero; /* zero.data NULL: none */
+};
+MOE_API enum moe_status moe_block_set_quantised(struct moe_block *block, enum moe_block_array which,
+						const struct moe_quantised_arrays *src);
+/* Copies out, contiguous, as F32, F64 (or I32 for ids). Weights that nothing trains cannot be read back. */
 MOE_API enum moe_status moe_block_get(struct moe_block *block, enum moe_block_array which,
 				      const struct moe_array *dst);
 /* The gradient of a trainable array, same shape. */
@@ -353,11 +382,206 @@ MOE_API enum moe_status moe_block_backward_async(struct moe_block *block,
 						 const struct moe_array *grad_out,
 						 const struct moe_array *grad_x,
 						 const struct moe_array *grad_weights);
-/* AdamW on the LoRA arrays; asynchronous, ordered before the next forward by the task graph. */
+/* AdamW on the LoRA arrays and, with train_base, on base and router weights; asynchronous, ordered before the
+ * next forward by the task graph. */
 MOE_API enum moe_status moe_block_update(struct moe_block *block,
 					 const struct moe_adamw_params *params);
 MOE_API enum moe_status moe_block_zero_gradients(struct moe_block *block);
 MOE_API enum moe_status moe_block_wait(struct moe_block *block);
+
+/* ---------------------------------------------------------------- experts of one layer */
+
+/*
+ * The routed experts of one layer, without a router: what embeds in other programs. Their LoRA and, if wanted,
+ * their base weights are trained by moesaic's AdamW or by the caller's optimizer.
+ *
+ * Threads: calls on one object are ordered by the caller (two at once: MOE_ERR_BUSY); different objects may be
+ * used by different threads. Objects of equal shape on one engine share the memory of their passes; only what a
+ * forward keeps for its backward is an object's own.
+ *
+ * Async: a call named _async returns when its tasks are submitted; the arrays that it was given must live, and
+ * results are there, when moe_experts_wait has returned. Tasks are ordered by their data: several layers, and
+ * several calls on one, may be in flight. moe_experts_forward_async waits inside only for buffers: where more
+ * calls than max_cache_depth + 1 are in flight, or a forward has more tokens than any before it.
+ *
+ * Arrays are those of enum moe_block_array up to DOWN_PROJ (base weights) and GATE_LORA_A to DOWN_LORA_B.
+ */
+struct moe_expert_layer;
+
+struct moe_experts_params {
+	size_t struct_size;
+	int experts, experts_per_token, hidden, intermediate;
+	int layer;	     /* its number, in names of tensors, errors and traces */
+	int max_tokens;	     /* a forward with more is refused; 0: no limit */
+	int max_cache_depth; /* forwards kept for a backward at a time; 0: 1 */
+	int lora_rank;	     /* 0: no LoRA */
+	float lora_alpha;    /* > 0 with a rank; scale = alpha / rank */
+	float lora_dropout;  /* in [0, 1); only 0 is possible so far */
+	int train_base;	     /* gradients, masters and moments of the base weights */
+	enum moe_activations activations;
+	enum moe_dtype weight_dtype; /* widest dtype that weights are loaded from; with train_base F32 */
+	int expected_tokens, group_size, slices_i, slices_h; /* as in struct moe_block_params */
+	const char *backward_weights; /* likewise; layers of equal shape share the N copies of shared:N */
+};
+
+struct moe_experts_info {
+	size_t struct_size;
+	const char *backward_weights; /* lives as long as the object */
+	int groups, slices_i, slices_h;
+	int loaded, lora_ready; /* weights; LoRA values */
+	int kept;		/* forwards that wait for their backward */
+	int capacity;		/* tokens that the shared buffers hold */
+	int pending;		/* a backward's gradients are not published yet */
+	float scale;		/* alpha / rank */
+};
+
+MOE_API enum moe_status moe_experts_create(struct moe_engine *engine,
+					   const struct moe_experts_params *params,
+					   struct moe_expert_layer **out);
+/* Waits for its tasks. */
+MOE_API void moe_experts_destroy(struct moe_expert_layer *layer);
+MOE_API enum moe_status moe_experts_get_info(struct moe_expert_layer *layer,
+					     struct moe_experts_info *info);
+
+/*
+ * gate, up [E, I, H], down [E, H, I], contiguous, floats up to weight_dtype; copied. map [n_map >= E] or NULL: the
+ * expert that ids call e computes with row map[e] of the arrays; base gradients and updates keep the map (LoRA
+ * arrays are by id). With train_base each row is used once. A second load does nothing and returns MOE_OK.
+ */
+MOE_API enum moe_status moe_experts_load(struct moe_expert_layer *layer, const struct moe_array *gate,
+					 const struct moe_array *up, const struct moe_array *down,
+					 const int64_t *map, int64_t n_map);
+/*
+ * The same from safetensors: a file or a checkpoint directory. prefix: of the layer's tensors, NULL:
+ * "model.layers.<layer>". Per expert (mlp.experts.E.gate_proj.weight, block_sparse_moe.experts.E.w1.weight, ...)
+ * or fused (mlp.experts.gate_up_proj). Of every expert exactly the shape above.
+ */
+MOE_API enum moe_status moe_experts_load_file(struct moe_expert_layer *layer, const char *path,
+					      const char *prefix, const int64_t *map, int64_t n_map);
+
+/*
+ * LoRA that the object owns: A uniform in +-1/sqrt(in), B zero, from the seed. Values: moe_experts_set_array, _get_array.
+ * Needed (or moe_experts_bind_lora) before the first forward of an object with a rank.
+ */
+MOE_API enum moe_status moe_experts_init_lora(struct moe_expert_layer *layer, uint64_t seed);
+MOE_API enum moe_status moe_experts_set_array(struct moe_expert_layer *layer, enum moe_block_array which,
+					const struct moe_array *src);
+/* F32 or F64, contiguous. Base weights only with train_base (the f32 masters). Waits. */
+MOE_API enum moe_status moe_experts_get_array(struct moe_expert_layer *layer, enum moe_block_array which,
+					const struct moe_array *dst);
+/* f32 gradients of an open window, with their scale. Waits. */
+MOE_API enum moe_status moe_experts_get_gradient(struct moe_expert_layer *layer,
+						 enum moe_block_array which,
+						 const struct moe_array *dst);
+
+/*
+ * A parameter of the caller's optimizer. The struct is the caller's and must stay where it is until the object is
+ * destroyed. param and buffer: F32 or BF16, the same dtype, contiguous, of the array's shape. buffer.data NULL (in
+ * all of a binding's): gradients stay inside. grad says what the optimizer sees: NULL: nothing; buffer.data: the
+ * published gradient. moesaic sets it; the optimizer may set it to NULL to close the window.
+ */
+struct moe_gradient {
+	const char *name; /* for errors; may be NULL */
+	struct moe_array param, buffer;
+	void *grad;
+};
+
+/*
+ * Gradients collect in windows. A backward into a closed window overwrites, into an open one adds (f32 inside; a
+ * caller's buffers get each sum rounded once). Its gradients are published, and the window is open, when the sync
+ * call or moe_experts_wait returns; if it fails, the window is closed. One backward may be pending at a time.
+ */
+enum moe_window {
+	MOE_WINDOW_EMPTY = 0, /* nothing is trained */
+	MOE_WINDOW_CLOSED,
+	MOE_WINDOW_OPEN,
+};
+
+/*
+ * gate_a, up_a, down_a, gate_b, up_b, down_b: the order of enum moe_block_array. Values are copied in. Once per
+ * object, with the window closed.
+ */
+MOE_API enum moe_status moe_experts_bind_lora(struct moe_expert_layer *layer,
+					      struct moe_gradient six[6]);
+/* gate, up, down; only with train_base. Values are read by moe_experts_update_base. */
+MOE_API enum moe_status moe_experts_bind_base(struct moe_expert_layer *layer,
+					      struct moe_gradient three[3]);
+/*
+ * MOE_ERR_STATE: some grads are set and some are not, one is another pointer, or a bound buffer was replaced or
+ * resized; the text names it.
+ */
+MOE_API enum moe_status moe_experts_get_window(struct moe_expert_layer *layer, enum moe_window *out);
+/* Closes the window: the next backward overwrites. MOE_ERR_STATE while a backward is pending. */
+MOE_API enum moe_status moe_experts_release_gradients(struct moe_expert_layer *layer);
+
+/*
+ * x, out [T, H] float dtypes, any strides; ids [T, k] I32 or I64 (-1: skipped; duplicates add up); weights [T, k].
+ * save: keep what the backward needs, at most max_cache_depth times (above: MOE_ERR_STATE).
+ */
+MOE_API enum moe_status moe_experts_forward(struct moe_expert_layer *layer, const struct moe_array *x,
+					    const struct moe_array *ids,
+					    const struct moe_array *weights, int save,
+					    const struct moe_array *out);
+MOE_API enum moe_status moe_experts_forward_async(struct moe_expert_layer *layer,
+						  const struct moe_array *x,
+						  const struct moe_array *ids,
+						  const struct moe_array *weights, int save,
+						  const struct moe_array *out);
+/*
+ * Of the latest forward that is kept: grad_out, grad_x [T, H], grad_weights [T, k] or NULL, T as in that forward.
+ * Parameter gradients are multiplied by scale (finite, > 0). Refused arguments leave the forward kept; any later
+ * failure uses it up, and the text says so.
+ */
+MOE_API enum moe_status moe_experts_backward(struct moe_expert_layer *layer,
+					     const struct moe_array *grad_out, double scale,
+					     const struct moe_array *grad_x,
+					     const struct moe_array *grad_weights);
+MOE_API enum moe_status moe_experts_backward_async(struct moe_expert_layer *layer,
+						   const struct moe_array *grad_out, double scale,
+						   const struct moe_array *grad_x,
+						   const struct moe_array *grad_weights);
+/* Forgets the latest forward that is kept. */
+MOE_API enum moe_status moe_experts_drop(struct moe_expert_layer *layer);
+/* Until all calls on the object have ended; publishes what is pending. */
+MOE_API enum moe_status moe_experts_wait(struct moe_expert_layer *layer);
+
+/*
+ * moesaic's AdamW on all that is trained, with the gradients of the open window, which closes; bound params
+ * receive the new values. Asynchronous, ordered before the next forward by its data. After a backward that is
+ * still pending it is possible where no buffers are bound.
+ */
+MOE_API enum moe_status moe_experts_update(struct moe_expert_layer *layer,
+					   const struct moe_adamw_params *params);
+/* The caller's optimizer has changed the bound params: reads them. _base does nothing without train_base. */
+MOE_API enum moe_status moe_experts_update_lora(struct moe_expert_layer *layer);
+MOE_API enum moe_status moe_experts_update_lora_async(struct moe_expert_layer *layer);
+MOE_API enum moe_status moe_experts_update_base(struct moe_expert_layer *layer);
+MOE_API enum moe_status moe_experts_update_base_async(struct moe_expert_layer *layer);
+/*
+ * With shared:N: makes the copies of the next backward now. Without them there is nothing to do. The backward
+ * makes them itself where another layer or an update came between.
+ */
+MOE_API enum moe_status moe_experts_repack_async(struct moe_expert_layer *layer);
+/* Gives activations back; the next forward takes them again. MOE_ERR_STATE while a forward is kept. */
+MOE_API enum moe_status moe_experts_release_memory(struct moe_expert_layer *layer);
+
+/*
+ * For callers that run a forward twice (checkpointing): the first one's output, reused by the second. A poisoned
+ * cache stays so: an error in the caller's recomputation must not pass as a result.
+ */
+enum moe_checkpoint { MOE_CHECKPOINT_EMPTY = 0, MOE_CHECKPOINT_READY, MOE_CHECKPOINT_POISONED };
+MOE_API enum moe_checkpoint moe_experts_checkpoint_state(const struct moe_expert_layer *layer);
+/* Before a first forward: MOE_ERR_STATE, and poisoned, where one is still cached. */
+MOE_API enum moe_status moe_experts_checkpoint_begin(struct moe_expert_layer *layer);
+/* Copies out [T, H] in. Poisons where one is cached already, or the array is refused. */
+MOE_API enum moe_status moe_experts_checkpoint_put(struct moe_expert_layer *layer,
+						   const struct moe_array *out);
+/* Copies out again; another T poisons. It stays cached. */
+MOE_API enum moe_status moe_experts_checkpoint_get(struct moe_expert_layer *layer,
+						   const struct moe_array *out);
+MOE_API enum moe_status moe_experts_checkpoint_poison(struct moe_expert_layer *layer, const char *why);
+/* READY becomes EMPTY; POISONED stays. */
+MOE_API void moe_experts_checkpoint_clear(struct moe_expert_layer *layer);
 
 /* ---------------------------------------------------------------- model */
 
@@ -553,7 +777,7 @@ struct moe_estimate_params {
 	int tokens;	     /* per micro-batch; 0: the model's max_tokens */
 	int document_tokens; /* length of the documents in it; 0: as long as positions allow */
 	int micro_batches;   /* per step; 0: 1 */
-	double gflops_per_worker; /* 0: 50, the reference kernels' order of magnitude */
+	double gflops_per_worker; /* of all work; 0: the machine's rates, calibrated or guessed */
 };
 
 #define MOE_ESTIMATE_PARTS 64
@@ -573,10 +797,13 @@ struct moe_estimate {
 	int max_task_handles;
 	int64_t kind[MOE_ESTIMATE_KINDS]; /* tasks by kind */
 	double submission_s;		  /* tasks x 6 us */
-	double step_s;		 /* floating-point work at the given rate; no memory bound */
+	double step_s;		 /* predicted work over the workers, or the submission if that is longer */
 	double submission_share; /* of step_s */
 	double tokens_per_s;
 	char backward_weights[32]; /* chosen, or as asked for; their copies count as weights */
+	char isa[32];		   /* kernel table that the prediction is for */
+	int calibrated;		   /* from measured rates (moe_machine_calibrate), not guessed ones */
+	const char *lacks; /* what training this architecture lacks; NULL: it is trained. Static */
 };
 MOE_API enum moe_status moe_estimate(const struct moe_estimate_params *params,
 				     struct moe_estimate *out);
@@ -663,7 +890,7 @@ struct moe_machine_info {
 	char cpu[MOE_MACHINE_TEXT];
 	int cpus, cores, sockets, nodes; /* online CPUs; hwloc's cores, packages, NUMA nodes */
 	int fake_topology;
-	int starpu_version[3], starpu_max_workers, starpu_max_nodes;
+	int starpu_version[3], starpu_max_workers, starpu_max_nodes, starpu_max_buffers;
 	int workers; /* that an engine starts by default */
 	char isa_error[256]; /* why no table can be chosen, or "" */
 	/* the file */

@@ -176,7 +176,7 @@ int moe_arch_tensor_shape(const struct moe_arch *a, enum moe_role role, int laye
 	case MOE_ROLE_SHARED_DOWN:
 		return dims(shape, a->hidden, a->shared_intermediate, 0);
 	case MOE_ROLE_SHARED_ROUTER:
-		return dims(shape, 1, a->hidden, 0);
+		return a->shared_gate ? dims(shape, 1, a->hidden, 0) : 0;
 	default:
 		return attention_shape(a, role, shape);
 	}
@@ -245,6 +245,8 @@ void moe_arch_count_params(const struct moe_arch *arch, struct moe_param_count *
 				out->groups[roles[role].group] += moe_shape_count(ndim, shape);
 		}
 	}
+	out->groups[MOE_PARAMS_ATTENTION] += arch->attention_params_more;
+	out->groups[MOE_PARAMS_EXPERTS] += arch->expert_params_more;
 	for (int g = 0; g < MOE_PARAMS_COUNT; g++)
 		out->total += out->groups[g];
 	inactive = arch->n_experts ? out->groups[MOE_PARAMS_EXPERTS] / arch->n_experts *

@@ -58,8 +58,14 @@ struct moe_arch {
 	int64_t moe_intermediate;
 	const char *router;	     /* a name of codelets/routers/: "softmax_topk" */
 	bool norm_topk_prob;	     /* the k weights are divided by their sum */
-	int64_t shared_intermediate; /* shared expert with a sigmoid gate; 0: none */
+	int64_t shared_intermediate; /* shared expert; 0: none */
+	bool shared_gate;	     /* with a sigmoid gate of its own */
 	double aux_loss_coef;	     /* the config's router_aux_loss_coef; used only on request */
+	/*
+	 * Architectures that are estimated, not trained yet (reader->estimate_only): parameters that
+	 * the shapes above miss, or have too many, of all layers together.
+	 */
+	int64_t attention_params_more, expert_params_more;
 };
 
 /* What a tensor is for. Layer roles need a layer, EXPERT_* an expert too. */

@@ -163,11 +163,8 @@ static enum moe_status read_heads(const cJSON *config, struct moe_arch *arch)
 	return MOE_OK;
 }
 
-enum moe_status moe_arch_read_common(const cJSON *config, double default_theta,
-				     struct moe_arch *arch)
+static enum moe_status read_model_sizes(const cJSON *config, struct moe_arch *arch)
 {
-	const char *act = "silu";
-
 	MOE_TRY(moe_json_int(config, "vocab_size", 1, MAX_SIZE, &arch->vocab));
 	MOE_TRY(moe_json_int(config, "hidden_size", 1, MAX_SIZE, &arch->hidden));
 	MOE_TRY(read_int(config, "num_hidden_layers", MOE_ARCH_MAX_LAYERS, &arch->n_layers));
@@ -180,6 +177,16 @@ enum moe_status moe_arch_read_common(const cJSON *config, double default_theta,
 		return moe_fail(MOE_ERR_FORMAT, "rms_norm_eps is %g, must be in (0, 1]",
 				arch->rms_eps);
 	MOE_TRY(moe_json_opt_bool(config, "tie_word_embeddings", &arch->tie_embeddings));
+	MOE_TRY(read_optional_id(config, "bos_token_id", &arch->bos_id));
+	return read_optional_id(config, "pad_token_id", &arch->pad_id);
+}
+
+enum moe_status moe_arch_read_common(const cJSON *config, double default_theta,
+				     struct moe_arch *arch)
+{
+	const char *act = "silu";
+
+	MOE_TRY(read_model_sizes(config, arch));
 	MOE_TRY(moe_json_opt_text(config, "hidden_act", &act));
 	if (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0)
 		return moe_fail(MOE_ERR_UNSUPPORTED,
@@ -190,9 +197,13 @@ enum moe_status moe_arch_read_common(const cJSON *config, double default_theta,
 		return moe_fail(MOE_ERR_UNSUPPORTED,
 				"quantization_config is set: quantised checkpoints "
 				"are not implemented");
-	MOE_TRY(read_optional_id(config, "bos_token_id", &arch->bos_id));
-	MOE_TRY(read_optional_id(config, "pad_token_id", &arch->pad_id));
 	return read_rope(config, default_theta, arch);
+}
+
+enum moe_status moe_arch_read_sizes(const cJSON *config, struct moe_arch *arch)
+{
+	arch->rope.theta = 10000;
+	return read_model_sizes(config, arch);
 }
 
 enum moe_status moe_arch_read_experts(const cJSON *config, const char *intermediate_key,
@@ -264,14 +275,20 @@ enum moe_status moe_arch_check_window(const cJSON *config, bool enabled,
 
 static enum moe_status unknown_type(const char *type)
 {
-	char known[512] = "";
-	size_t at = 0;
+	char lists[2][512] = { "", "" };
+	size_t at[2] = { 0, 0 };
 
-	for (int i = 0; moe_arch_reader_list[i] && at < sizeof known; i++)
-		at += (size_t)snprintf(known + at, sizeof known - at, "%s%s", i ? ", " : "",
-				       moe_arch_reader_list[i]->model_type);
-	return moe_fail(MOE_ERR_UNSUPPORTED, "model_type '%.64s' is not supported (known: %s)",
-			type, known);
+	for (int i = 0; moe_arch_reader_list[i]; i++) {
+		int j = moe_arch_reader_list[i]->estimate_only != NULL;
+
+		if (at[j] < sizeof lists[j])
+			at[j] += (size_t)snprintf(lists[j] + at[j], sizeof lists[j] - at[j], "%s%s",
+						  at[j] ? ", " : "",
+						  moe_arch_reader_list[i]->model_type);
+	}
+	return moe_fail(MOE_ERR_UNSUPPORTED,
+			"model_type '%.64s' is not supported (known: %s; for estimates also: %s)",
+			type, lists[0], lists[1]);
 }
 
 static enum moe_status read_arch(const cJSON *config, const cJSON *generation,

@@ -20,6 +20,9 @@ struct moe_role_names {
  */
 struct moe_arch_reader {
 	const char *model_type;
+	/* NULL, or what training it lacks: then only an estimate opens it, and shapes may stand in for
+	 * what is not implemented. */
+	const char *estimate_only;
 	enum moe_status (*read)(const cJSON *config, struct moe_arch *arch);
 	const struct moe_role_names *names; /* MOE_ROLE_COUNT entries, or NULL */
 };
@@ -39,6 +42,18 @@ enum moe_status moe_arch_read_common(const cJSON *config, double default_theta,
  */
 enum moe_status moe_arch_read_experts(const cJSON *config, const char *intermediate_key,
 				      double default_aux, struct moe_arch *arch);
+/*
+ * For estimates of architectures that are not trained yet: sizes only. Attention of hidden_size, heads and
+ * head_dim as the config has them; what else it says of positions and quantisation is not looked at.
+ */
+enum moe_status moe_arch_read_sizes(const cJSON *config, struct moe_arch *arch);
+/*
+ * DeepSeek-V3 and its kin: latent attention (counted exactly, planned as plain heads), n_routed_experts,
+ * n_shared_experts, first_k_dense_replace.
+ */
+enum moe_status moe_arch_read_deepseek(const cJSON *config, struct moe_arch *arch);
+/* n_routed_experts, num_experts_per_tok, n_shared_experts, first_k_dense_replace. */
+enum moe_status moe_arch_read_routed(const cJSON *config, struct moe_arch *arch);
 /* Qwen's mlp_only_layers and decoder_sparse_step; needs n_layers and n_experts. */
 enum moe_status moe_arch_read_sparse_layers(const cJSON *config, struct moe_arch *arch);
 /*

@@ -30,14 +30,21 @@ static void add_all(struct moe_access_list *l, struct moe_tensor *const *t, int 
 		moe_access_add(l, t[i], mode);
 }
 
-static enum moe_status check_group(const char *kind, const struct moe_expert_args *a)
+static enum moe_status check_part(const char *kind, const struct moe_expert_args *a)
 {
 	const struct moe_experts *l = a->layer;
 
-	if (!l || !a->state || a->part < 0 || a->part >= l->P || a->group < 0 || a->group >= l->G)
+	if (!l || a->part < 0 || a->part >= l->P || a->group < 0 || a->group >= l->G)
 		return moe_fail(MOE_ERR_ARG, "%s: part %d, group %d of %d, %d", kind, a->part,
 				a->group, l ? l->P : 0, l ? l->G : 0);
 	return MOE_OK;
+}
+
+static enum moe_status check_group(const char *kind, const struct moe_expert_args *a)
+{
+	return a->state ? check_part(kind, a)
+			: moe_fail(MOE_ERR_ARG, "%s: part %d, group %d without a state", kind,
+				   a->part, a->group);
 }
 
 static enum moe_status check_tokens(const char *kind, const struct moe_token_args *a)
@@ -87,13 +94,14 @@ enum moe_status moe_task_join(const struct moe_context *c, struct moe_tensor *co
 }
 
 enum moe_status moe_task_route(const struct moe_context *c, const struct moe_token_args *a,
-			       int block, struct moe_tensor *x, struct moe_tensor *plan_free,
-			       struct moe_tensor *out)
+			       int block, struct moe_tensor *x, struct moe_tensor *router,
+			       struct moe_tensor *plan_free, struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_tokens("route", a));
 	moe_access_add(&l, x, MOE_R);
+	moe_access_add(&l, router, MOE_R);
 	moe_access_add(&l, plan_free, MOE_R);
 	moe_access_add(&l, out, MOE_W);
 	return moe_task_submit(c, MOE_KIND_route, &moe_cl_route, a, sizeof *a, &l,
@@ -115,13 +123,14 @@ enum moe_status moe_task_plan(const struct moe_context *c, const struct moe_toke
 }
 
 enum moe_status moe_task_gather(const struct moe_context *c, const struct moe_expert_args *a,
-				struct moe_tensor *plan, struct moe_tensor *lora_h,
-				struct moe_tensor *panel)
+				struct moe_tensor *plan, struct moe_tensor *after,
+				struct moe_tensor *lora_h, struct moe_tensor *panel)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_group("gather", a));
 	moe_access_add(&l, plan, MOE_R);
+	moe_access_add(&l, after, MOE_R);
 	moe_access_add(&l, lora_h, MOE_R);
 	moe_access_add(&l, panel, MOE_W);
 	return moe_task_submit(c, MOE_KIND_gather, &moe_cl_gather, a, sizeof *a, &l,
@@ -129,13 +138,16 @@ enum moe_status moe_task_gather(const struct moe_context *c, const struct moe_ex
 }
 
 enum moe_status moe_task_gate_up(const struct moe_context *c, const struct moe_expert_args *a,
-				 int slice, struct moe_tensor *in, struct moe_tensor *lora_i,
+				 int slice, struct moe_tensor *in, struct moe_tensor *after,
+				 struct moe_tensor *weights, struct moe_tensor *lora_i,
 				 struct moe_tensor *lora_h, struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_group("gate_up", a));
 	moe_access_add(&l, in, MOE_R);
+	moe_access_add(&l, after, MOE_R);
+	moe_access_add(&l, weights, MOE_R);
 	moe_access_add(&l, lora_i, MOE_R);
 	moe_access_add(&l, lora_h, MOE_R);
 	moe_access_add(&l, out, MOE_W);
@@ -145,12 +157,14 @@ enum moe_status moe_task_gate_up(const struct moe_context *c, const struct moe_e
 
 enum moe_status moe_task_down(const struct moe_context *c, const struct moe_expert_args *a,
 			      int slice, struct moe_tensor *const *in, int n,
-			      struct moe_tensor *lora_h, struct moe_tensor *out)
+			      struct moe_tensor *weights, struct moe_tensor *lora_h,
+			      struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_group("down", a));
 	add_all(&l, in, n, MOE_R);
+	moe_access_add(&l, weights, MOE_R);
 	moe_access_add(&l, lora_h, MOE_R);
 	moe_access_add(&l, out, MOE_W);
 	return moe_task_submit(c, MOE_KIND_down, &moe_cl_down, a, sizeof *a, &l,
@@ -223,14 +237,16 @@ enum moe_status moe_task_ffn_down(const struct moe_context *c, const struct moe_
 }
 
 enum moe_status moe_task_repack_bwd(const struct moe_context *c, const struct moe_expert_args *a,
-				    int layers, struct moe_tensor *plan, struct moe_tensor *copy)
+				    int layers, struct moe_tensor *plan,
+				    struct moe_tensor *weights, struct moe_tensor *copy)
 {
 	struct moe_access_list l = { .n = 0 };
 
-	MOE_TRY(check_group("repack_bwd", a));
+	MOE_TRY(check_part("repack_bwd", a));
 	if (!a->copy || !moe_kernels()->weight_transpose)
 		return moe_fail(MOE_ERR_ARG, "repack_bwd: no memory for the copies, or no kernel");
 	moe_access_add(&l, plan, MOE_R);
+	moe_access_add(&l, weights, MOE_R);
 	moe_access_add(&l, copy, MOE_W);
 	/* just below the layers whose backward can run meanwhile, above all that comes later */
 	return moe_task_submit(c, MOE_KIND_repack_bwd, &moe_cl_repack_bwd, a, sizeof *a, &l,
@@ -255,7 +271,8 @@ enum moe_status moe_task_scatter(const struct moe_context *c, const struct moe_e
 
 enum moe_status moe_task_down_bwd(const struct moe_context *c, const struct moe_expert_args *a,
 				  int slice, struct moe_tensor *in, struct moe_tensor *plan,
-				  struct moe_tensor *copy, struct moe_tensor *lora_i,
+				  struct moe_tensor *again, struct moe_tensor *copy,
+				  struct moe_tensor *lora_i,
 				  struct moe_tensor *lora_h, struct moe_tensor *grad_i,
 				  struct moe_tensor *out)
 {
@@ -264,6 +281,7 @@ enum moe_status moe_task_down_bwd(const struct moe_context *c, const struct moe_
 	MOE_TRY(check_group("down_bwd", a));
 	moe_access_add(&l, in, MOE_R);
 	moe_access_add(&l, plan, MOE_R);
+	moe_access_add(&l, again, MOE_R);
 	moe_access_add(&l, copy, MOE_R);
 	moe_access_add(&l, lora_i, MOE_R);
 	moe_access_add(&l, lora_h, MOE_R);
@@ -339,13 +357,15 @@ enum moe_status moe_task_route_bwd(const struct moe_context *c, const struct moe
 
 enum moe_status moe_task_combine_bwd(const struct moe_context *c, const struct moe_token_args *a,
 				     int block, struct moe_tensor *parts, struct moe_tensor *plan,
-				     struct moe_tensor *route, struct moe_tensor *shared,
-				     struct moe_tensor *residual, struct moe_tensor *scratch,
-				     struct moe_tensor *after, struct moe_tensor *out)
+				     struct moe_tensor *route, struct moe_tensor *router,
+				     struct moe_tensor *shared, struct moe_tensor *residual,
+				     struct moe_tensor *scratch, struct moe_tensor *after,
+				     struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_tokens("combine_bwd", a));
+	moe_access_add(&l, router, MOE_R);
 	moe_access_add(&l, parts, MOE_R);
 	moe_access_add(&l, plan, MOE_R);
 	moe_access_add(&l, route, MOE_R);
@@ -448,21 +468,55 @@ enum moe_status moe_task_update(const struct moe_context *c, const struct moe_up
 			       MOE_PRIORITY_UPDATE - c->layer);
 }
 
+enum moe_status moe_task_exchange(const struct moe_context *c, const struct moe_exchange_args *a,
+				  struct moe_tensor *const *grads, int n_grads,
+				  struct moe_tensor *const *params, int n_params)
+{
+	static const enum moe_kind kinds[] = { MOE_KIND_publish, MOE_KIND_give, MOE_KIND_take };
+	const struct moe_experts *e = a->layer;
+	struct moe_access_list l = { .n = 0 };
+
+	if (!e || a->part < 0 || a->part >= e->P || a->group < 0 || a->group >= e->G ||
+	    (unsigned)a->what >= MOE_COUNT(kinds))
+		return moe_fail(MOE_ERR_ARG, "exchange %d: part %d, group %d of %d, %d", (int)a->what,
+				a->part, a->group, e ? e->P : 0, e ? e->G : 0);
+	add_all(&l, grads, n_grads, MOE_R);
+	add_all(&l, params, n_params, a->what == MOE_TAKE ? MOE_RW : MOE_R);
+	return moe_task_submit(c, kinds[a->what], &moe_cl_exchange, a, sizeof *a, &l,
+			       (struct moe_where){ a->group, -1, a->part },
+			       a->what == MOE_PUBLISH ? MOE_PRIORITY_FILL : MOE_PRIORITY_UPDATE);
+}
+
+enum moe_status moe_task_rescale(const struct moe_context *c, const struct moe_update_args *a,
+				 int group, int part, struct moe_tensor *const *grads, int n)
+{
+	struct moe_access_list l = { .n = 0 };
+
+	if (a->n < 1 || a->n > MOE_UPDATE_RANGES)
+		return moe_fail(MOE_ERR_ARG, "rescale: %d ranges", a->n);
+	add_all(&l, grads, n, MOE_RW);
+	return moe_task_submit(c, MOE_KIND_rescale, &moe_cl_rescale, a, sizeof *a, &l,
+			       (struct moe_where){ group, -1, part }, c->priority);
+}
+
 enum moe_status moe_task_repack(const struct moe_context *c, const struct moe_repack_args *a,
 				struct moe_tensor *masters, struct moe_tensor *weights)
 {
 	struct moe_access_list l = { .n = 0 };
 	const struct moe_experts *e = a->layer;
+	bool source = a->source[MOE_GATE] && a->source[MOE_UP] && a->source[MOE_DOWN];
 
-	if (!e || a->part < 0 || a->part >= e->P || a->group < 0 || a->group >= e->G || !a->gate ||
-	    !a->up || !a->down)
-		return moe_fail(MOE_ERR_ARG, "repack: part %d, group %d of %d, %d, or no masters",
-				a->part, a->group, e ? e->P : 0, e ? e->G : 0);
-	if (!moe_kernels()->tiles && e->part[a->part].gate->dtype != MOE_F32)
+	if (!e || a->part < 0 || a->part >= e->P || a->group < 0 || a->group >= e->G)
+		return moe_fail(MOE_ERR_ARG, "repack: part %d, group %d of %d, %d", a->part, a->group,
+				e ? e->P : 0, e ? e->G : 0);
+	if (!source && !e->part[a->part].base[MOE_GATE].value)
+		return moe_fail(MOE_ERR_ARG, "repack: part %d, group %d has neither masters nor a source",
+				a->part, a->group);
+	if (!source && !moe_kernels()->tiles && e->part[a->part].gate->dtype != MOE_F32)
 		return moe_fail(MOE_ERR_ARG,
 				"repack: the %s kernels keep weights as %s; masters need F32",
 				moe_kernels()->name, moe_dtype_name(e->part[a->part].gate->dtype));
-	moe_access_add(&l, masters, MOE_R);
+	moe_access_add(&l, masters, source ? MOE_W : MOE_R);
 	moe_access_add(&l, weights, MOE_W);
 	return moe_task_submit(c, MOE_KIND_repack, &moe_cl_repack, a, sizeof *a, &l,
 			       (struct moe_where){ a->group, -1, a->part },

@@ -7,6 +7,7 @@
 #define MOE_TASKS_MOE_TASKS_H
 
 #include "codelets/copy.h"
+#include "codelets/exchange.h"
 #include "codelets/expert_args.h"
 #include "codelets/repack.h"
 #include "codelets/token_args.h"
@@ -23,22 +24,24 @@ enum moe_status moe_task_join(const struct moe_context *c, struct moe_tensor *co
 
 /* ---- forward ---- */
 enum moe_status moe_task_route(const struct moe_context *c, const struct moe_token_args *a, int block,
-			       struct moe_tensor *x, struct moe_tensor *plan_free,
-			       struct moe_tensor *out);
+			       struct moe_tensor *x, struct moe_tensor *router,
+			       struct moe_tensor *plan_free, struct moe_tensor *out);
 enum moe_status moe_task_plan(const struct moe_context *c, const struct moe_token_args *a,
 			      struct moe_tensor *const *in, int n, struct moe_tensor *scratch,
 			      struct moe_tensor *plan);
+/* after: what else must be over (in a backward that computes again: the phase's begin), or NULL */
 enum moe_status moe_task_gather(const struct moe_context *c, const struct moe_expert_args *a,
-				struct moe_tensor *plan, struct moe_tensor *lora_h,
-				struct moe_tensor *panel);
-/* in: panel where gather is a task of its own, else the plan */
+				struct moe_tensor *plan, struct moe_tensor *after,
+				struct moe_tensor *lora_h, struct moe_tensor *panel);
+/* in: panel where gather is a task of its own, else the plan; weights: NULL where nothing trains them */
 enum moe_status moe_task_gate_up(const struct moe_context *c, const struct moe_expert_args *a, int slice,
-				 struct moe_tensor *in, struct moe_tensor *lora_i,
+				 struct moe_tensor *in, struct moe_tensor *after,
+				 struct moe_tensor *weights, struct moe_tensor *lora_i,
 				 struct moe_tensor *lora_h, struct moe_tensor *out);
 /* in: every slice of gate_up */
 enum moe_status moe_task_down(const struct moe_context *c, const struct moe_expert_args *a, int slice,
-			      struct moe_tensor *const *in, int n, struct moe_tensor *lora_h,
-			      struct moe_tensor *out);
+			      struct moe_tensor *const *in, int n, struct moe_tensor *weights,
+			      struct moe_tensor *lora_h, struct moe_tensor *out);
 enum moe_status moe_task_combine_part(const struct moe_context *c, const struct moe_token_args *a,
 				      int block, struct moe_tensor *rows, struct moe_tensor *plan,
 				      struct moe_tensor *scratch, struct moe_tensor *out);
@@ -55,16 +58,19 @@ enum moe_status moe_task_ffn_down(const struct moe_context *c, const struct moe_
 				  struct moe_tensor *after, struct moe_tensor *out);
 
 /* ---- backward ---- */
-/* Fills a->copy, which the backwards of `layers` layers in turn read. */
+/* Fills a->copy, which the backwards of `layers` layers in turn read. plan NULL (then a->state is NULL too):
+ * for all experts. */
 enum moe_status moe_task_repack_bwd(const struct moe_context *c, const struct moe_expert_args *a, int layers,
-				    struct moe_tensor *plan, struct moe_tensor *copy);
+				    struct moe_tensor *plan, struct moe_tensor *weights,
+				    struct moe_tensor *copy);
 enum moe_status moe_task_scatter(const struct moe_context *c, const struct moe_expert_args *a,
 				 struct moe_tensor *grad_out, struct moe_tensor *plan,
 				 struct moe_tensor *lora_h, struct moe_tensor *panel);
-/* in: panel where scatter is a task of its own, else grad_out; copy: of a ring, or NULL */
+/* in: panel where scatter is a task of its own, else grad_out; copy: an entry of a ring, else the weights, or
+ * NULL; again: the gate_up that computed again what is read here, or NULL */
 enum moe_status moe_task_down_bwd(const struct moe_context *c, const struct moe_expert_args *a, int slice,
 				  struct moe_tensor *in, struct moe_tensor *plan,
-				  struct moe_tensor *copy, struct moe_tensor *lora_i, struct moe_tensor *lora_h,
+				  struct moe_tensor *again, struct moe_tensor *copy, struct moe_tensor *lora_i, struct moe_tensor *lora_h,
 				  struct moe_tensor *grad_i, struct moe_tensor *out);
 enum moe_status moe_task_gate_up_bwd(const struct moe_context *c, const struct moe_expert_args *a,
 				     int slice, struct moe_tensor *const *in, int n,
@@ -82,7 +88,8 @@ enum moe_status moe_task_route_bwd(const struct moe_context *c, const struct moe
 				   struct moe_tensor *scratch, struct moe_tensor *out);
 enum moe_status moe_task_combine_bwd(const struct moe_context *c, const struct moe_token_args *a,
 				     int block, struct moe_tensor *parts, struct moe_tensor *plan,
-				     struct moe_tensor *route, struct moe_tensor *shared, struct moe_tensor *residual,
+				     struct moe_tensor *route, struct moe_tensor *router,
+				     struct moe_tensor *shared, struct moe_tensor *residual,
 				     struct moe_tensor *scratch, struct moe_tensor *after,
 				     struct moe_tensor *out);
 enum moe_status moe_task_router_grad(const struct moe_context *c, const struct moe_token_args *a,
@@ -105,7 +112,15 @@ enum moe_status moe_task_grad_total(const struct moe_context *c, const struct mo
 enum moe_status moe_task_update(const struct moe_context *c, const struct moe_update_args *a, int group,
 				int part, struct moe_tensor *const *grads, int n_grads,
 				struct moe_tensor *norm, struct moe_tensor *const *params, int n_params);
-/* Packs masters that an update has changed; weights: those of the (part, group), with resident copies. */
+/* publish: grads are read; give: params are read; take: params are written. Either list may be empty. */
+enum moe_status moe_task_exchange(const struct moe_context *c, const struct moe_exchange_args *a,
+				  struct moe_tensor *const *grads, int n_grads,
+				  struct moe_tensor *const *params, int n_params);
+/* a->adamw.grad_scale times the gradients of a's ranges. */
+enum moe_status moe_task_rescale(const struct moe_context *c, const struct moe_update_args *a, int group,
+				 int part, struct moe_tensor *const *grads, int n);
+/* Packs masters that an update has changed, or a source; weights: those of the (part, group), with resident
+ * copies. */
 enum moe_status moe_task_repack(const struct moe_context *c, const struct moe_repack_args *a,
 				struct moe_tensor *masters, struct moe_tensor *weights);
 

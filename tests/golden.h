@@ -13,6 +13,8 @@
 struct golden_options {
 	int group_size, slices_i, slices_h; /* 0: the block's choice */
 	const char *backward;		    /* weights of the backward; NULL: the block's choice */
+	enum moe_activations activations;
+	bool async;			    /* forward and backward by their _async forms */
 	bool print;			    /* a line per quantity */
 };
 

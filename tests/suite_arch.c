@@ -49,6 +49,11 @@ static void test_param_counts(void)
 		{ "qwen1.5-moe-a2.7b", 14315784192 },
 		{ "olmoe-1b-7b", 6919161856 },
 		{ "mixtral-8x7b", 46702792704 },
+		{ "qwen3-235b-a22b", 235093634560 },
+		{ "glm-4.5-air", 106852245504 },
+		{ "gpt-oss-120b", 116829156672 },
+		{ "deepseek-v3", 671026404352 },
+		{ "kimi-k2", 1026408209408 },
 	};
 
 	for (size_t i = 0; i < MOE_COUNT(cases); i++) {

@@ -11,10 +11,9 @@
 
 const char moe_suite_name[] = "golden";
 
-/* Full fine-tuning comes with the training engine. */
 static bool excluded(const char *name)
 {
-	return strstr(name, "_full_ft") || !strncmp(name, "model_", 6) || !strncmp(name, "quant_", 6);
+	return !strncmp(name, "model_", 6);
 }
 
 static int by_name(const struct dirent **a, const struct dirent **b)
@@ -23,9 +22,8 @@ static int by_name(const struct dirent **a, const struct dirent **b)
 }
 
 /* Runs every supported fixture of a folder; how many. */
-static int run_folder(struct moe_engine *engine, const char *folder, const char *backward)
+static int run_folder(struct moe_engine *engine, const char *folder, const struct golden_options *o)
 {
-	struct golden_options o = { .backward = backward };
 	struct dirent **list;
 	int n = scandir(folder, &list, NULL, by_name), ran = 0;
 
@@ -36,7 +34,7 @@ static int run_folder(struct moe_engine *engine, const char *folder, const char 
 		snprintf(path, sizeof path, "%s/%s", folder, name);
 		if (strstr(name, ".safetensors") && !excluded(name) &&
 		    golden_kind_supported(golden_kind(path, kind, sizeof kind))) {
-			CU_ASSERT_TRUE(golden_run(engine, path, &o, NULL));
+			CU_ASSERT_TRUE(golden_run(engine, path, o, NULL));
 			ran++;
 		}
 		free(list[i]);
@@ -51,12 +49,13 @@ static void with_parts(int parts, int workers)
 	struct moe_engine_params p = { .struct_size = sizeof p, .workers = workers, .parts = parts,
 				       .isa = table_isa() };
 	const char *shared = moe_test_shared("oracle/golden");
+	const struct golden_options o = { .group_size = 0 };
 	struct moe_engine *engine;
 
 	CU_ASSERT_EQUAL_FATAL(moe_engine_open(&p, &engine), MOE_OK);
-	CU_ASSERT_TRUE(run_folder(engine, moe_test_path("tests/fixtures/golden"), NULL) >= 10);
+	CU_ASSERT_TRUE(run_folder(engine, moe_test_path("tests/fixtures/golden"), &o) >= 10);
 	if (shared) {
-		CU_ASSERT_TRUE(run_folder(engine, shared, NULL) >= 15);
+		CU_ASSERT_TRUE(run_folder(engine, shared, &o) >= 15);
 	} else {
 		moe_test_skip("the larger fixtures of ../shared/oracle/golden are not here");
 	}
@@ -85,10 +84,87 @@ static void copies(void)
 	if (!table()->weight_transpose)
 		return;
 	CU_ASSERT_EQUAL_FATAL(moe_engine_open(&p, &engine), MOE_OK);
-	for (int i = 0; i < 3; i++)
-		CU_ASSERT_TRUE(run_folder(engine, moe_test_path("tests/fixtures/golden"), modes[i]) >=
-			       10);
+	for (int i = 0; i < 3; i++) {
+		struct golden_options o = { .backward = modes[i] };
+
+		CU_ASSERT_TRUE(run_folder(engine, moe_test_path("tests/fixtures/golden"), &o) >= 10);
+	}
 	CU_ASSERT_EQUAL(moe_engine_close(engine), MOE_OK);
+}
+
+/* gate and up computed again in the backward, sliced, and the calls by their _async forms */
+static void recompute(void)
+{
+	for (int parts = 1; parts <= 3; parts += 2) {
+		struct moe_engine_params p = { .struct_size = sizeof p, .workers = 2, .parts = parts,
+					       .isa = table_isa() };
+		struct golden_options o = { .activations = MOE_ACTIVATIONS_RECOMPUTE,
+					    .async = true,
+					    .slices_i = parts };
+		struct moe_engine *engine;
+
+		CU_ASSERT_EQUAL_FATAL(moe_engine_open(&p, &engine), MOE_OK);
+		CU_ASSERT_TRUE(run_folder(engine, moe_test_path("tests/fixtures/golden"), &o) >= 10);
+		CU_ASSERT_EQUAL(moe_engine_close(engine), MOE_OK);
+	}
+}
+
+/* The full fine-tuning fixture, or NULL (skipped by name). */
+static const char *full_ft(void)
+{
+	const char *path = moe_test_shared("oracle/golden/qwen3_moe_full_ft.safetensors");
+
+	if (!path)
+		moe_test_skip("qwen3_moe_full_ft of ../shared/oracle/golden is not here");
+	return path;
+}
+
+/* Hash of all that a fixture gives. */
+static uint64_t bits_of(struct moe_engine *engine, const char *path, const struct golden_options *o)
+{
+	struct golden_result r;
+
+	CU_ASSERT_TRUE(golden_run(engine, path, o, &r));
+	golden_free(&r);
+	return r.bits;
+}
+
+/*
+ * Full fine-tuning: copies of weights follow every update (errors of stale ones are far above the tolerance),
+ * and neither grouping, slicing, recomputing nor asynchronous calls change a bit.
+ */
+static void full_ft_child(void)
+{
+	static const char *const modes[] = { "direct", "shared:1", "resident" };
+	const char *path = full_ft();
+
+	for (int workers = 1; path && workers <= 2; workers++) {
+		struct moe_engine_params p = { .struct_size = sizeof p, .workers = workers,
+					       .parts = 1, .isa = table_isa() };
+		struct moe_engine *engine;
+
+		CU_ASSERT_EQUAL_FATAL(moe_engine_open(&p, &engine), MOE_OK);
+		for (int i = 0; i < (table()->weight_transpose ? 3 : 1); i++) {
+			struct golden_options plain = { .backward = modes[i], .group_size = 1 };
+			struct golden_options other = { .backward = modes[i],
+							.group_size = 3,
+							.activations = MOE_ACTIVATIONS_RECOMPUTE,
+							.async = true };
+
+			CU_ASSERT_EQUAL(bits_of(engine, path, &plain), bits_of(engine, path, &other));
+		}
+		CU_ASSERT_EQUAL(moe_engine_close(engine), MOE_OK);
+	}
+}
+
+static void test_full_ft(void)
+{
+	each_table(full_ft_child);
+}
+
+static void test_recompute(void)
+{
+	each_table(recompute);
 }
 
 static void test_copies(void)
@@ -109,6 +185,8 @@ static void test_three_parts(void)
 const struct moe_test moe_suite_tests[] = {
 	{ "all block fixtures, one part", test_one_part },
 	{ "all block fixtures, three parts", test_three_parts },
+	{ "activations computed again, asynchronous calls", test_recompute },
+	{ "full fine-tuning: modes, groups, policies", test_full_ft },
 	{ "in every mode of the backward's weights", test_copies },
 	{ NULL, NULL },
 };

@@ -317,7 +317,8 @@ static void repack(void)
 {
 	struct moe_engine *e = open_isa("c", 2, 2);
 	struct moe_experts_shape s = {
-		.E = 5, .k = 2, .H = 50, .I = 80, .group_size = 2, .backward = MOE_BACKWARD_RESIDENT
+		.E = 5, .k = 2, .H = 50, .I = 80, .group_size = 2, .base_grads = true, .train_base = true,
+		.backward = MOE_BACKWARD_RESIDENT
 	};
 	struct moe_experts a = { 0 }, b = { 0 };
 	struct moe_context c = { .engine = e };
@@ -347,6 +348,10 @@ static void repack(void)
 				moe_expert_transpose(&b, b.transposed, p, x,
 						     (enum moe_expert_matrix)i);
 		}
+	for (int p = 0; p < 2; p++)
+		for (int i = 0; i < MOE_EXPERT_MATRICES; i++)
+			memcpy(a.part[p].base[i].value, master_of(part, &a, p, i),
+			       sizeof(float) * 5 * 40 * 50);
 	CHECK_OK(moe_tensor_create(e, "masters", 0, -1, &masters));
 	moe_tensor_set_initialised(masters);
 	CHECK_OK(moe_tensor_create(e, "weights", 0, -1, &weights));
@@ -354,9 +359,6 @@ static void repack(void)
 	for (int i = 0; i < 2 * a.G; i++) {
 		struct moe_repack_args args = { .layer = &a, .part = i / a.G, .group = i % a.G };
 
-		args.gate = master_of(part, &a, args.part, 0);
-		args.up = master_of(part, &a, args.part, 1);
-		args.down = master_of(part, &a, args.part, 2);
 		CHECK_OK(moe_task_repack(&c, &args, masters, weights));
 		args.group = a.G;
 		CHECK_ERROR(moe_task_repack(&c, &args, masters, weights), MOE_ERR_ARG, "group");

@@ -43,7 +43,7 @@ struct work {
 struct work work_open(const struct moe_tiles *t, struct shape shape, int max_m);
 void work_close(struct work *w);
 /* Packing of the activations and the whole GEMM on one expert. */
-void work_run(const struct work *w, enum direction d, int m, int expert);
+void work_run(const struct work *w, enum direction d, int m, int expert, int next);
 
 /* ---- kernels_report.c ---- */
 

@@ -62,7 +62,8 @@ void work_close(struct work *w)
 	huge_close(&w->scratch);
 }
 
-static void forward(const struct work *w, int m, const uint16_t *weights)
+/* `next`: the weights that a walk over experts would read then */
+static void forward(const struct work *w, int m, const uint16_t *weights, const uint16_t *next)
 {
 	const struct moe_tiles *t = w->t;
 	int64_t k = w->shape.k, stride = moe_packed_stride(k);
@@ -71,12 +72,12 @@ static void forward(const struct work *w, int m, const uint16_t *weights)
 	for (int n = 0; n < w->shape.n; n += MOE_PACK_N, weights += stride) {
 		struct moe_fwd_seg seg = { w->panel.data, k, 0, (int)k, weights };
 
-		t->fwd(m, &seg, 1, n + MOE_PACK_N < w->shape.n ? weights + stride : NULL,
-		       (float *)w->y.data + n, w->shape.n, MOE_OUT_STREAM);
+		t->fwd(m, &seg, 1, n + MOE_PACK_N < w->shape.n ? weights + stride : next,
+		       (float *)w->y.data + n, w->shape.n, moe_rows_out(m));
 	}
 }
 
-static void backward(const struct work *w, int m, const uint16_t *weights)
+static void backward(const struct work *w, int m, const uint16_t *weights, const uint16_t *next)
 {
 	const struct moe_tiles *t = w->t;
 	int64_t n = w->shape.n, stride = moe_packed_stride(w->shape.k);
@@ -84,19 +85,27 @@ static void backward(const struct work *w, int m, const uint16_t *weights)
 
 	t->pack_bwd(m, w->dy.data, n, NULL, n, n, w->panel.data, n, 0);
 	for (int k = 0; k < w->shape.k; k += step) {
-		struct moe_bwd_seg seg = { w->panel.data, n, 0, (int)n, weights + MOE_PACK_N * k,
-					   stride };
+		struct moe_bwd_seg seg = { w->panel.data,
+					   n,
+					   0,
+					   (int)n,
+					   weights + MOE_PACK_N * k,
+					   stride,
+					   k + step < w->shape.k ? NULL : next };
 
 		t->bwd(m, &seg, 1, MOE_MIN(step, w->shape.k - k), (float *)w->y.data + k,
-		       w->shape.k, MOE_OUT_STREAM, w->scratch.data);
+		       w->shape.k, moe_rows_out(m), w->scratch.data);
 	}
 }
 
-void work_run(const struct work *w, enum direction d, int m, int expert)
+static const uint16_t *weights_of(const struct work *w, int expert)
 {
-	const char *weights =
-		(const char *)w->weights.data + (size_t)(expert % w->experts) * w->expert_bytes;
+	return (const uint16_t *)w->weights.data +
+	       (size_t)(expert % w->experts) * w->expert_bytes / sizeof(uint16_t);
+}
 
-	(d == FORWARD ? forward : backward)(w, m, (const uint16_t *)(const void *)weights);
+void work_run(const struct work *w, enum direction d, int m, int expert, int next)
+{
+	(d == FORWARD ? forward : backward)(w, m, weights_of(w, expert), weights_of(w, next));
 	w->t->fence();
 }

@@ -69,14 +69,17 @@ static void bwd(struct bare_thread *t, int m, int64_t columns, const void *const
 		int width = (int)MOE_MIN(step, columns - c);
 		struct moe_bwd_seg seg[2];
 
-		for (int i = 0; i < count; i++)
-			seg[i] =
-				(struct moe_bwd_seg){ panel[i],
-						      moe_round_up(w[i]->n, MOE_PACK_K),
-						      0,
-						      (int)moe_round_up(w[i]->n, MOE_PACK_N),
-						      (const uint16_t *)w[i]->data + MOE_PACK_N * c,
-						      moe_packed_stride(columns) };
+		for (int i = 0; i < count; i++) {
+			const uint16_t *data = (const uint16_t *)w[i]->data + MOE_PACK_N * c;
+
+			seg[i] = (struct moe_bwd_seg){ panel[i],
+						       moe_round_up(w[i]->n, MOE_PACK_K),
+						       0,
+						       (int)moe_round_up(w[i]->n, MOE_PACK_N),
+						       data,
+						       moe_packed_stride(columns),
+						       c + width < columns ? NULL : data };
+		}
 		k->bwd(m, seg, count, width, t->dx, width, MOE_OUT_STORE, t->scratch);
 	}
 }

@@ -19,6 +19,7 @@
 #ifndef MOE_CODELETS_KERNELS_H
 #define MOE_CODELETS_KERNELS_H
 
+#include "codelets/format.h"
 #include "engine/base.h"
 
 /* Fixed widths that results depend on; never derived from worker counts. */
@@ -40,11 +41,16 @@ enum moe_weight_use { MOE_USE_GEMM, MOE_USE_EXACT };
 /* Which of the two thin matrices: their packed forms are padded differently. */
 enum moe_lora_side { MOE_LORA_A, MOE_LORA_B };
 
-/* A packed [n, k] weight, y = W x. Memory belongs to whoever called pack. */
+/*
+ * A packed [n, k] weight, y = W x. Memory belongs to whoever called pack. Quantised ones (coding.format) are
+ * packed by moe_coded_pack (packed/coded.h) and read by linear, linear_bwd and the expert ops of every table
+ * as plain ones are; nothing trains or transposes them.
+ */
 struct moe_weight {
 	void *data;
-	enum moe_layout layout;
-	enum moe_dtype dtype; /* of the packed elements */
+	enum moe_layout layout;	  /* of a quantised weight: what its codes decode to */
+	enum moe_dtype dtype;	  /* of the packed elements */
+	struct moe_coding coding; /* format NULL: plain */
 	int64_t n, k;
 };
 
@@ -76,6 +82,9 @@ struct moe_expert {
 	const void *gate_a_t, *up_a_t, *gate_b_t, *up_b_t, *down_a_t, *down_b_t;
 	int r, ra;
 	float scale;
+	/* whose weights the same op reads next, to be prefetched; NULL: not known. Nothing but its
+	 * weights is looked at. */
+	const struct moe_expert *next;
 };
 
 /*

@@ -16,6 +16,7 @@ static enum moe_status read_config(const cJSON *config, struct moe_arch *arch)
 	if (arch->n_experts)
 		MOE_TRY(moe_json_int(config, "shared_expert_intermediate_size", 1, INT32_MAX,
 				     &arch->shared_intermediate));
+	arch->shared_gate = true;
 	return moe_arch_check_window(config, window, arch);
 }
 

@@ -268,6 +268,7 @@ def _metadata(options, documents, tokeniser, shapes):
         "source": " ".join(os.path.basename(p) for p in options.data),
         "shape": " ".join(sorted(set(shapes.values()))),
         "template": hashlib.sha256(template.encode()).hexdigest() if template else "",
+        "template_from": (options.chat_template or "model") if template else "",
         "tokenizer": tokenizer,
         "tokenizer_vocab_size": tokeniser.checkpoint.vocab_size if has_tokenizer else tokeniser.vocab_size(),
         "cutoff_len": options.cutoff_len,

@@ -38,21 +38,23 @@ def save_tensors(path, arrays, metadata):
             file.write(data)
 
 
-def save_tokens(path, documents, trained=True):
-    """One document a row; every token but the first is trained, or none."""
+def save_tokens(path, documents, trained=True, packs=None, **more):
+    """One document a row, or packs of that many; every token but the first is trained, or none. more: metadata."""
     ids = [token for document in documents for token in document]
     labels = [token if trained and i else -100 for document in documents for i, token in enumerate(document)]
     offsets = [0]
     for document in documents:
         offsets.append(offsets[-1] + len(document))
-    rows = list(range(len(documents) + 1))
+    rows = [0]
+    for size in packs or [1] * len(documents):
+        rows.append(rows[-1] + size)
     arrays = {
         "doc_offsets": ("I64", [len(offsets)], array.array("q", offsets).tobytes()),
         "pack_offsets": ("I64", [len(rows)], array.array("q", rows).tobytes()),
         "input_ids": ("I32", [len(ids)], array.array("i", ids).tobytes()),
         "labels": ("I32", [len(labels)], array.array("i", labels).tobytes()),
     }
-    metadata = {"format": "moesaic-tokens-1", "tokenizer_vocab_size": "2048", "cutoff_len": "64", "hash": "0" * 64}
+    metadata = {"format": "moesaic-tokens-1", "tokenizer_vocab_size": "2048", "cutoff_len": "64", "hash": "0" * 64, **more}
     save_tensors(path, arrays, metadata)
 
 
@@ -88,8 +90,11 @@ class Case(unittest.TestCase):
         return self.path("model")
 
     def run_tool(self, *arguments, **options):
+        """options in capitals are environment variables, the rest goes to subprocess.run."""
+        env = {**environment(), **{name: value for name, value in options.items() if name.isupper()}}
+        options = {name: value for name, value in options.items() if not name.isupper()}
         return subprocess.run(
-            [TOOL, *map(str, arguments)], capture_output=True, text=True, env=environment(), timeout=300, **options
+            [TOOL, *map(str, arguments)], capture_output=True, text=True, env=env, timeout=300, **options
         )
 
     def good(self, *arguments, **options):

@@ -44,6 +44,32 @@ kt_config: {{kt_expert_weight_format: bf16, kt_backend: AMXBF16, kt_num_threads:
 """
 
 
+# notes/users.md 3: what kt-kernel's users have; the model and the data come from the command line as there.
+USERS = """
+stage: sft
+finetuning_type: lora
+lora_rank: 8
+lora_target: all
+bf16: true
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+cutoff_len: 2048
+learning_rate: 1.0e-4
+logging_steps: 10
+save_steps: 500
+plot_loss: true
+resume_from_checkpoint: null
+use_kt: true
+kt_cpu_activation: retain            # or recompute
+kt_config: {kt_expert_weight_format: bf16, kt_backend: AMXBF16, kt_num_threads: 96, kt_tp_enabled: true, kt_threadpool_count: 2,
+            kt_max_cache_depth: 2, kt_model_max_length: 2176, kt_share_backward_bb: true}
+"""
+KT_KEYS = """kt_backend kt_num_threads kt_tp_enabled kt_threadpool_count kt_non_expert_weight_path kt_expert_weight_format
+kt_weight_lifecycle kt_expert_checkpoint_path kt_num_gpu_experts kt_skip_expert_loading kt_share_backward_bb kt_share_cache_pool
+kt_force_fused_expert_lora kt_max_cache_depth kt_model_max_length kt_activation_policy kt_lora_rank kt_lora_alpha kt_lora_dropout
+kt_train_mode kt_full_weight_grad kt_use_lora_experts kt_lora_expert_num kt_lora_expert_intermediate_size kt_checkpoint_files""".split()
+
+
 class Config(Case):
     def test_errors(self):
         for name, text, part in (
@@ -86,6 +112,47 @@ class Config(Case):
         self.assertEqual(len(ignored), 1)
         for key in ("template", "kt_backend", "bf16", "plot_loss"):
             self.assertIn(key, ignored[0])
+
+    def test_the_yaml_of_kt_users(self):
+        config = self.write("kt.yaml", USERS)
+        result = self.good("train", "--config", config, "--model", MODEL, "--data", self.tokens(), "--output-dir",
+                           self.out, "--max-steps", "1")  # fmt: skip
+        text = self.read("out", "run.yaml").decode()
+        for line in ("lora_rank: 8", "gradient_accumulation_steps: 8", "batch_size: 1", "learning_rate: 1.0e-4",
+                     f"threads: {os.cpu_count()}"):  # fmt: skip
+            self.assertIn(f"\n{line}\n", text)
+        self.assertIn(f"kt_num_threads: 96: this machine has {os.cpu_count()} CPUs", result.stderr)
+        (ignored,) = [line for line in result.stderr.split("\n") if "ignored" in line]
+        self.assertEqual(
+            ignored.partition("here: ")[2],
+            "stage, bf16, plot_loss, use_kt, kt_cpu_activation, kt_expert_weight_format, kt_backend, kt_tp_enabled, "
+            "kt_threadpool_count, kt_max_cache_depth, kt_model_max_length, kt_share_backward_bb",
+        )
+
+    def test_one_file_for_several_commands(self):
+        config = self.write("a.yaml", f"model: {MODEL}\nlora_rank: 3\nlearning_rate: 1e-3\nthreads: 2\nlora_alhpa: 3\n")
+        self.assertIn("unknown key 'lora_alhpa'", self.bad(2, "eval", "--config", config, "--data", self.tokens()))
+        config = self.write("a.yaml", f"model: {MODEL}\nlora_rank: 3\nlearning_rate: 1e-3\nthreads: 2\n")
+        result = self.good("eval", "--config", config, "--data", self.tokens())
+        self.assertIn("ignored, without meaning here: lora_rank, learning_rate", result.stderr)
+        values = json.loads(self.good("estimate", "--config", config, "--json").stdout)
+        self.assertGreater(values["trainable"], 0)
+
+    def test_every_key_of_kt_is_known(self):
+        values = {"kt_expert_weight_format": "bf16", "kt_lora_rank": 8, "kt_lora_alpha": 16, "kt_lora_dropout": 0,
+                  "kt_train_mode": "lora", "kt_num_threads": 2, "kt_full_weight_grad": False,
+                  "kt_activation_policy": {"cpu": "retain", "gpu": "recompute"}}  # fmt: skip
+        config = self.write("kt.json", json.dumps({"kt_config": {key: values.get(key, "x") for key in KT_KEYS}}))
+        line = self.bad_line("train", "--config", config)
+        self.assertIn("--model DIR is missing", line)
+        self.write("kt.json", json.dumps({"kt_weight_path": "/kt"}))
+        self.assertIn("Hugging Face checkpoint", self.bad(2, "train", "--config", config))
+
+    def bad_line(self, *arguments):
+        """The last line of an error that notes come before."""
+        result = self.run_tool(*arguments)
+        self.assertEqual(result.returncode, 2)
+        return result.stderr.strip().split("\n")[-1]
 
     def test_unknown_dataset(self):
         self.write("dataset_info.json", json.dumps({"identity": {"file_name": "x.json"}}))

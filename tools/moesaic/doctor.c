@@ -2,6 +2,7 @@
 /* moesaic doctor: this machine, what the library makes of it, and what to type about problems. */
 #include "tools/moesaic/commands.h"
 #include "tools/moesaic/doctor.h"
+#include "tools/moesaic/python.h"
 
 #include <stdlib.h>
 #include <time.h>
@@ -142,6 +143,7 @@ static int run(struct settings *s, int argc, char **argv)
 		return rc;
 	moe_log_set(NULL, NULL); /* what it would say is in the report */
 	try_engine(&d);
+	d.python_ready = python_ready(&d.python);
 	doctor_diagnose(&d);
 	if (settings_on(s, "json"))
 		doctor_print_json(&d);
@@ -149,6 +151,7 @@ static int run(struct settings *s, int argc, char **argv)
 		doctor_print_text(&d, settings_on(s, "calibrate"));
 	errors = doctor_count(&d, DOCTOR_ERROR);
 	free_problems(&d);
+	free(d.python);
 	if (errors)
 		return cli_fail(CLI_FAILED, "%d problem%s of this machine must be solved first",
 				errors, errors == 1 ? "" : "s");

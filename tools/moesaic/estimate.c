@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* moesaic estimate: memory, tasks and time of a run that is not started; from config.json alone. */
 #include "tools/moesaic/commands.h"
+#include "tools/moesaic/dataset.h"
+#include "tools/moesaic/doctor.h"
+#include "tools/moesaic/estimate.h"
 #include "tools/moesaic/model.h"
+#include "tools/moesaic/python.h"
 
-#include <cjson/cJSON.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -11,8 +14,8 @@
 static const struct option what[] = {
 	{ "graph", OPTION_FLAG, OPTION_COMMON, NULL, NULL, "tasks by kind, handles, submission", 0,
 	  0, "", NULL },
-	{ "gflops", OPTION_REAL, OPTION_COMMON | OPTION_ABOVE_ZERO, "X", "50",
-	  "assumed speed of a worker, for the time", 0, 0, "", NULL },
+	{ "gflops", OPTION_REAL, OPTION_ABOVE_ZERO, "X", NULL,
+	  "speed of a worker, in place of this machine's rates", 0, 0, "", NULL },
 	{ .name = NULL },
 };
 
@@ -32,173 +35,141 @@ static const struct option_group groups[] = {
 /* Bytes that a run may take: --memory-limit, or what is free here. */
 static int64_t allowed(const struct settings *s)
 {
-	FILE *f = settings_has(s, "memory-limit") ? NULL : fopen("/proc/meminfo", "re");
-	char line[128];
-	long long kib = 0;
+	struct doctor_system system;
 
 	if (settings_has(s, "memory-limit"))
 		return settings_int(s, "memory-limit");
-	while (f && fgets(line, sizeof line, f))
-		if (sscanf(line, "MemAvailable: %lld", &kib) == 1)
-			break;
-	if (f)
-		fclose(f);
-	return kib * 1024;
+	doctor_look(&system);
+	return system.memory_limit >= 0 && system.memory_limit < system.available
+		       ? system.memory_limit
+		       : system.available;
 }
 
-static void fill(const struct settings *s, struct moe_estimate_params *p)
+static int fill(const struct settings *s, struct estimate_result *r)
 {
+	struct moe_machine_info machine = { .struct_size = sizeof machine };
+	struct moe_estimate_params *p = &r->params;
 	int64_t rows = settings_int(s, "batch-size"), length = settings_int(s, "cutoff-len");
 	int64_t tokens = rows ? rows * length : settings_int(s, "batch-tokens");
-	int parts = tool_model_parts(s), cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
+	int parts = tool_model_parts(s), rc = cli_status(moe_machine_describe(&machine));
 
+	if (rc)
+		return rc;
+	parts = parts ? parts : machine.nodes > 0 ? machine.nodes : 1;
+	r->cpus = machine.cpus;
 	p->struct_size = sizeof *p;
 	p->parts = parts;
-	p->workers = settings_has(s, "threads") ? (int)settings_int(s, "threads")
-						: (cores > parts ? cores : parts);
+	p->workers = settings_has(s, "threads")
+			     ? (int)settings_int(s, "threads")
+			     : (machine.workers > parts ? machine.workers : parts);
 	p->tokens = tokens > INT32_MAX ? INT32_MAX : (int)tokens;
-	p->document_tokens = (int)length;
+	p->document_tokens = (int)(length < p->tokens ? length : p->tokens);
 	p->micro_batches = (int)settings_int(s, "gradient-accumulation-steps");
 	p->gflops_per_worker = settings_real(s, "gflops");
+	return 0;
 }
 
-static void row(const char *name, int64_t bytes)
+/* The same run with other numbers; true if it fits, *total then or when less than before. */
+static bool try_plan(struct estimate_result *r, const struct moe_estimate_params *p)
 {
-	bool small = bytes < (int64_t)1 << 30;
+	struct moe_estimate e = { .struct_size = sizeof e };
 
-	printf("  %-12s %10.2f %s\n", name, (double)bytes / (small ? 1 << 20 : 1 << 30),
-	       small ? "MiB" : "GiB");
+	if (moe_estimate(p, &e) != MOE_OK)
+		return false;
+	if (!r->change_total || e.total < r->change_total)
+		r->change_total = e.total;
+	return e.total <= r->limit;
 }
 
-static void print_memory(const struct moe_estimate *e, int64_t limit)
+/* The first change that makes it fit: no copies of weights, then ever smaller micro-batches. */
+static void find_what_fits(struct estimate_result *r)
 {
-	char name[24];
+	struct moe_estimate_params p = r->params;
+	struct moe_model_params m = *p.model;
+	const char *direct =
+		strcmp(r->found.backward_weights, "direct") ? "--backward-weights direct " : "";
 
-	printf("memory         %10.2f GiB of %.2f: %s\n", (double)e->total / (1 << 30),
-	       (double)limit / (1 << 30), e->total <= limit ? "fits" : "does not fit");
-	row("weights", e->weights);
-	if (strcmp(e->backward_weights, "direct"))
-		printf("    with copies for the backward: %s\n", e->backward_weights);
-	row("adapter", e->lora);
-	row("gradients", e->gradients);
-	row("moments", e->moments);
-	row("activations", e->activations);
-	row("scratch", e->scratch);
-	row("runtime", e->runtime);
-	for (int i = 0; e->parts > 1 && i < e->parts && i < MOE_ESTIMATE_PARTS; i++) {
-		snprintf(name, sizeof name, "on part %d", i);
-		row(name, e->part[i]);
+	p.model = &m;
+	m.backward_weights = "direct";
+	r->change_total = r->found.total;
+	if (*direct && try_plan(r, &p)) {
+		snprintf(r->change, sizeof r->change, "--backward-weights direct");
+		return;
+	}
+	while (p.tokens > ESTIMATE_LEAST_TOKENS) {
+		p.tokens =
+			p.tokens / 2 > ESTIMATE_LEAST_TOKENS ? p.tokens / 2 : ESTIMATE_LEAST_TOKENS;
+		if (p.document_tokens > p.tokens)
+			p.document_tokens = p.tokens;
+		m.max_tokens = p.tokens;
+		if (!try_plan(r, &p))
+			continue;
+		snprintf(r->change, sizeof r->change, "%s--batch-tokens %d%s", direct, p.tokens,
+			 p.document_tokens < r->params.document_tokens
+				 ? " and as short a --cutoff-len"
+				 : "");
+		return;
 	}
 }
 
-static void print_graph(const struct moe_estimate *e)
+static int count_data(const struct settings *s, struct estimate_result *r)
 {
-	printf("graph          %lld tasks a step, %lld handles, at most %d in a task\n",
-	       (long long)e->tasks, (long long)e->handles, e->max_task_handles);
-	printf("  submission   %10.3f s, %.1f %% of the step\n", e->submission_s,
-	       100 * e->submission_share);
-	for (int i = 0; i < MOE_ESTIMATE_KINDS && moe_kind_name(i); i++)
-		if (e->kind[i])
-			printf("  %-18s %lld\n", moe_kind_name(i), (long long)e->kind[i]);
+	double steps, step_tokens = (double)r->params.tokens * r->params.micro_batches;
+	int rc;
+
+	if (!settings_has(s, "data"))
+		return 0;
+	rc = token_count(s, "data", &r->data_tokens);
+	if (rc)
+		return rc;
+	r->epochs = settings_real(s, "epochs");
+	steps = (double)r->data_tokens * r->epochs / step_tokens;
+	if (settings_int(s, "max-steps") > 0 && steps > (double)settings_int(s, "max-steps")) {
+		steps = (double)settings_int(s, "max-steps");
+		r->epochs = steps * step_tokens / (double)r->data_tokens;
+	}
+	r->hours = steps * step_tokens / r->found.tokens_per_s / 3600;
+	return 0;
 }
 
-static void print_text(const struct settings *s, const struct moe_estimate_params *p,
-		       const struct moe_estimate *e, int64_t limit)
+static int estimate(struct settings *s, struct estimate_result *r)
 {
-	printf("model          %s: %.1f M parameters, %.1f M active per token, %.1f M trainable\n",
-	       settings_text(s, "model"), (double)e->params / 1e6, (double)e->active_params / 1e6,
-	       (double)e->trainable_params / 1e6);
-	print_memory(e, limit);
-	printf("step           %10.2f s for %d x %d tokens, %.0f tokens/s: computed for %d workers "
-	       "of "
-	       "%g GFLOP/s, not measured\n",
-	       e->step_s, p->micro_batches, p->tokens, e->tokens_per_s, p->workers,
-	       p->gflops_per_worker);
-	if (settings_on(s, "graph"))
-		print_graph(e);
-}
+	struct moe_model_params model;
+	char *targets = tool_model_params(s, &model);
+	int rc;
 
-static void add_graph(cJSON *o, const struct moe_estimate *e)
-{
-	cJSON *kinds = cJSON_AddObjectToObject(o, "kinds");
-
-	for (int i = 0; i < MOE_ESTIMATE_KINDS && moe_kind_name(i); i++)
-		if (e->kind[i])
-			cJSON_AddNumberToObject(kinds, moe_kind_name(i), (double)e->kind[i]);
-}
-
-static void print_json(const struct moe_estimate *e, int64_t limit)
-{
-	const struct {
-		const char *name;
-		double value;
-	} numbers[] = {
-		{ "parameters", (double)e->params },
-		{ "active", (double)e->active_params },
-		{ "trainable", (double)e->trainable_params },
-		{ "weights", (double)e->weights },
-		{ "adapter", (double)e->lora },
-		{ "gradients", (double)e->gradients },
-		{ "moments", (double)e->moments },
-		{ "activations", (double)e->activations },
-		{ "scratch", (double)e->scratch },
-		{ "runtime", (double)e->runtime },
-		{ "total", (double)e->total },
-		{ "largest", (double)e->largest },
-		{ "limit", (double)limit },
-		{ "handles", (double)e->handles },
-		{ "tasks", (double)e->tasks },
-		{ "max_task_handles", e->max_task_handles },
-		{ "submission_s", e->submission_s },
-		{ "step_s", e->step_s },
-		{ "submission_share", e->submission_share },
-		{ "tokens_per_s", e->tokens_per_s },
-	};
-	cJSON *o = cJSON_CreateObject(), *parts;
-	char *text;
-
-	for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-		cJSON_AddNumberToObject(o, numbers[i].name, numbers[i].value);
-	cJSON_AddBoolToObject(o, "fits", e->total <= limit);
-	cJSON_AddStringToObject(o, "backward_weights", e->backward_weights);
-	parts = cJSON_AddArrayToObject(o, "part");
-	for (int i = 0; i < e->parts && i < MOE_ESTIMATE_PARTS; i++)
-		cJSON_AddItemToArray(parts, cJSON_CreateNumber((double)e->part[i]));
-	add_graph(o, e);
-	text = cJSON_PrintUnformatted(o);
-	puts(text ? text : "{}");
-	cJSON_free(text);
-	cJSON_Delete(o);
+	r->params.model = &model;
+	rc = fill(s, r);
+	rc = rc ? rc : cli_status(moe_estimate(&r->params, &r->found));
+	rc = rc ? rc : count_data(s, r);
+	if (!rc && !estimate_fits(r))
+		find_what_fits(r);
+	free(targets);
+	return rc;
 }
 
 static int run(struct settings *s, int argc, char **argv)
 {
-	struct moe_model_params model;
-	struct moe_estimate_params p = { .model = &model };
-	struct moe_estimate e = { .struct_size = sizeof e };
-	int64_t limit = allowed(s);
-	int rc = train_resolve_method(s);
-	char *targets;
+	struct estimate_result r = { .found = { .struct_size = sizeof r.found },
+				     .limit = allowed(s) };
+	int rc = dataset_resolve(s);
 
 	(void)argc, (void)argv;
+	rc = rc ? rc : train_resolve_method(s);
 	if (!rc && tool_model_parts(s) < 0)
 		rc = cli_fail(CLI_USAGE, "--numa %s: expected auto, off or a number of parts",
 			      settings_text(s, "numa"));
-	if (rc)
-		return rc;
-	targets = tool_model_params(s, &model);
-	fill(s, &p);
-	rc = cli_status(moe_estimate(&p, &e));
-	free(targets);
+	rc = rc ? rc : estimate(s, &r);
 	if (rc)
 		return rc;
 	if (settings_on(s, "json"))
-		print_json(&e, limit);
+		estimate_print_json(&r);
 	else
-		print_text(s, &p, &e, limit);
-	if (settings_has(s, "memory-limit") && e.total > limit)
-		return cli_fail(CLI_NOFIT, "%.2f GiB are needed, --memory-limit %s",
-				(double)e.total / (1 << 30), settings_text(s, "memory-limit"));
+		estimate_print_text(s, &r);
+	if (settings_has(s, "memory-limit") && !estimate_fits(&r))
+		return cli_fail(CLI_NOFIT, "%.2f GiB are needed, --memory-limit %s%s%s",
+				(double)r.found.total / (1 << 30), settings_text(s, "memory-limit"),
+				*r.change ? "; it would fit with " : "", r.change);
 	return 0;
 }
 

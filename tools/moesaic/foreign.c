@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/moesaic/foreign.h"
 #include "tools/moesaic/cli.h"
+#include "tools/moesaic/option_values.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-enum action { IGNORE, MAP, REFUSE };
+enum action { IGNORE, MAP, THREADS, REFUSE };
 
 struct rule {
 	const char *key, *value; /* value NULL: any */
 	enum action action;
-	const char *ours; /* MAP: the flag; REFUSE: why */
+	const char *ours; /* MAP, THREADS: the flag; REFUSE: why */
 	const char *as;	  /* MAP: its value; NULL: the same text */
 };
 
@@ -28,6 +30,8 @@ static const struct rule rules[] = {
 	{ "warmup_steps", NULL, REFUSE, "not in this version yet; use warmup_ratio", NULL },
 	{ "packing", NULL, MAP, "packing", NULL },
 	{ "kt_cpu_activation", NULL, IGNORE, NULL, NULL },
+	{ "kt_num_threads", NULL, THREADS, "threads", NULL },
+	{ "cpu_infer", NULL, THREADS, "threads", NULL },
 	{ "kt_lora_alpha", NULL, MAP, "lora-alpha", NULL },
 	{ "kt_lora_dropout", NULL, MAP, "lora-dropout", NULL },
 	{ "kt_train_mode", NULL, MAP, "method", NULL },
@@ -137,6 +141,24 @@ static int ignore(const char *key)
 	return 0;
 }
 
+/* Such files are carried from machine to machine: more threads than CPUs are as many as there are.
+ */
+static int set_threads(struct settings *s, const struct rule *r, const char *text)
+{
+	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+	char *most = cli_format("%ld", cpus);
+	int64_t n;
+	int rc;
+
+	if (option_int(text, &n) && cpus > 0 && n > cpus) {
+		cli_note("%s: %s: this machine has %s CPUs, which are used", r->key, text, most);
+		text = most;
+	}
+	rc = settings_set(s, r->ours, &text, 1);
+	free(most);
+	return rc;
+}
+
 int foreign_set(struct settings *s, const char *key, const char *text)
 {
 	for (const struct rule *r = rules; r < rules + RULES; r++) {
@@ -146,9 +168,16 @@ int foreign_set(struct settings *s, const char *key, const char *text)
 			return cli_fail(CLI_USAGE, "%s: %s: %s", key, text, r->ours);
 		if (r->action == IGNORE || !settings_option(s, r->ours))
 			return ignore(key);
+		if (r->action == THREADS)
+			return set_threads(s, r, text);
 		return settings_set(s, r->ours, r->as ? &r->as : &text, 1);
 	}
 	return foreign_known(key) ? ignore(key) : -1;
+}
+
+void foreign_ignore(const char *key)
+{
+	ignore(key);
 }
 
 int foreign_finish(struct settings *s, const char *path)

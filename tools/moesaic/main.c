@@ -2,6 +2,7 @@
 /* moesaic COMMAND: finds the command, parses its flags, runs it. Each command is a file of its own.
  */
 #include "tools/moesaic/commands.h"
+#include "tools/moesaic/generate_text.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -19,18 +20,45 @@ const struct command *const cli_commands[] = {
 	&command_doctor,   &bench,	  NULL,
 };
 
-/* Run as git runs its subcommands. */
+/* Run as git runs its subcommands: `trace X` is moesaic-trace X, the others are its subcommands. */
 static const char *const external[] = { "trace", "replay", "sweep", NULL };
+
+/* The program beside this one, NULL: cannot be told. */
+static const char *beside(const char *name, char *buf, size_t size)
+{
+	ssize_t n = readlink("/proc/self/exe", buf, size);
+	size_t length = strlen(name) + 1;
+	char *slash;
+
+	if (n <= 0 || (size_t)n >= size)
+		return NULL;
+	buf[n] = 0;
+	slash = strrchr(buf, '/');
+	if (!slash || (size_t)(slash + 1 - buf) + length > size)
+		return NULL;
+	memcpy(slash + 1, name, length);
+	return buf;
+}
 
 static int run_external(char **argv)
 {
+	char buf[4096];
+	const char *path = beside("moesaic-trace", buf, sizeof buf);
+
 	for (int i = 0; external[i]; i++) {
-		if (strcmp(argv[1], external[i]))
+		const char *name = argv[1];
+
+		if (strcmp(name, external[i]))
 			continue;
+		argv += i == 0;
 		argv[0] = "moesaic-trace";
+		if (path)
+			execv(path, argv);
 		execvp(argv[0], argv);
-		return cli_fail(CLI_USAGE, "%s needs moesaic-trace, which is not installed",
-				argv[1]);
+		return cli_fail(
+			CLI_USAGE,
+			"%s needs moesaic-trace, which is neither beside moesaic nor in PATH",
+			name);
 	}
 	return -1;
 }
@@ -111,6 +139,12 @@ int main(int argc, char **argv)
 				cli_usage(cli_commands[i], 1);
 				putchar('\n');
 			}
+		return finish(CLI_DONE);
+	}
+	if (!strcmp(argv[1], "--completion"))
+		return finish(cli_completion(argc > 2 ? argv[2] : NULL));
+	if (!strcmp(argv[1], "--man")) {
+		cli_man();
 		return finish(CLI_DONE);
 	}
 	for (int i = 0; cli_commands[i]; i++)

@@ -129,7 +129,7 @@ const struct option train_course[] = {
 
 const struct option options_machine[] = {
 	{ "threads", OPTION_INT, OPTION_COMMON, "N", NULL, "workers (all cores)", 1, 65536,
-	  "workers kt-num-threads cpu-infer", NULL },
+	  "workers", NULL },
 	{ "numa", OPTION_TEXT, 0, "auto|off|N", "auto", "parts that the experts are split into", 0,
 	  0, "parts", NULL },
 	{ "memory-limit", OPTION_SIZE, OPTION_COMMON, "SIZE", NULL,

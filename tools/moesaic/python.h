@@ -34,6 +34,9 @@ int python_start(const char *module, const struct arguments *a, struct python_ch
 /* Closes the streams and waits; the exit code. */
 int python_stop(const char *module, struct python_child *child);
 
+/* Has that Python what moesaic.data needs? *path: which one it is; free it. */
+bool python_ready(char **path);
+
 enum token_report { REPORT_NONE, REPORT_STDOUT, REPORT_STDERR };
 /*
  * --data or --eval-data as a token file: given as one, or made from json by moesaic.data into
@@ -41,5 +44,11 @@ enum token_report { REPORT_NONE, REPORT_STDOUT, REPORT_STDERR };
  */
 int token_file(const struct settings *s, const char *flag, const char *folder,
 	       enum token_report report, char **path, bool *made);
+/* Refuses a token file that was made for another tokenizer, template or other settings. */
+int token_check(const struct settings *s, const char *flag, const char *path);
+/* The JSON header of a safetensors file, or NULL; cJSON_Delete it. */
+struct cJSON *token_header(const char *path);
+/* Tokens of that data: a token file says, json files are tokenised once. */
+int token_count(const struct settings *s, const char *flag, int64_t *count);
 
 #endif

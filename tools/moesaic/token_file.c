@@ -3,6 +3,7 @@
 #include "tools/moesaic/commands.h"
 #include "tools/moesaic/python.h"
 
+#include <cjson/cJSON.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -88,7 +89,7 @@ int token_file(const struct settings *s, const char *flag, const char *folder,
 	       enum token_report report, char **path, bool *made)
 {
 	char **files;
-	int n = settings_list(s, flag, &files), tokens = 0;
+	int n = settings_list(s, flag, &files), tokens = 0, rc;
 
 	*path = NULL;
 	*made = false;
@@ -103,5 +104,72 @@ int token_file(const struct settings *s, const char *flag, const char *folder,
 	if (!tokens)
 		return make(s, files, n, folder, report, path, made);
 	*path = cli_format("%s", files[0]);
-	return refuse_data_flags(s, flag, *path);
+	rc = refuse_data_flags(s, flag, *path);
+	return rc ? rc : token_check(s, flag, *path);
+}
+
+/* ---- counting ---- */
+
+/* The length of a token file's input_ids, -1 if it has none. */
+static int64_t tokens_in_header(const char *path)
+{
+	cJSON *header = token_header(path);
+	const cJSON *v = cJSON_GetObjectItemCaseSensitive(header, "input_ids");
+	int64_t count = -1;
+
+	v = cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(v, "shape"), 0);
+	if (cJSON_IsNumber(v) && v->valuedouble < 9e15)
+		count = (int64_t)v->valuedouble;
+	cJSON_Delete(header);
+	return count;
+}
+
+/* What moesaic.data counts in json files. */
+static int tokens_in_rows(const struct settings *s, char **files, int n, int64_t *count)
+{
+	struct arguments a = { 0 };
+	struct python_child child;
+	char *line = NULL;
+	size_t size = 0;
+	cJSON *answer = NULL;
+	const cJSON *v;
+	int rc;
+
+	arguments_add(&a, "--model");
+	arguments_add(&a, settings_text(s, "model"));
+	arguments_add(&a, "--data");
+	for (int i = 0; i < n; i++)
+		arguments_add(&a, files[i]);
+	arguments_options(&a, s, options_data);
+	arguments_add(&a, "--json");
+	rc = python_start("data", &a, &child);
+	arguments_free(&a);
+	if (rc)
+		return rc;
+	if (getline(&line, &size, child.from) > 0)
+		answer = cJSON_Parse(line);
+	free(line);
+	rc = python_stop("data", &child);
+	v = cJSON_GetObjectItemCaseSensitive(answer, "tokens");
+	*count = cJSON_IsNumber(v) ? (int64_t)v->valuedouble : 0;
+	cJSON_Delete(answer);
+	return rc ? rc : *count ? 0 : cli_fail(CLI_USAGE, "--data: it could not be counted");
+}
+
+int token_count(const struct settings *s, const char *flag, int64_t *count)
+{
+	char **files;
+	int n = settings_list(s, flag, &files);
+
+	*count = 0;
+	for (int i = 0; i < n; i++)
+		if (access(files[i], R_OK))
+			return cli_fail(CLI_USAGE, "--%s %s: %s", flag, files[i], strerror(errno));
+	if (n != 1 || !ends_with(files[0], ".safetensors"))
+		return tokens_in_rows(s, files, n, count);
+	*count = tokens_in_header(files[0]);
+	if (*count <= 0)
+		return cli_fail(CLI_USAGE, "--%s %s: no token file: it has no input_ids", flag,
+				files[0]);
+	return 0;
 }

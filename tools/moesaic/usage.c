@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Help texts, 80 columns wide. */
-#include "tools/moesaic/cli.h"
+#include "tools/moesaic/generate_text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -38,14 +38,20 @@ static char *limits(const struct option *o)
 	return *o->only ? cli_format(" [only %s yet]", o->only) : cli_format(" [not yet]");
 }
 
-static void show_option(const struct option *o)
+const char *cli_placeholder(const struct option *o)
 {
 	static const char *const places[] = {
 		[OPTION_SWITCH] = "on|off", [OPTION_INT] = "N",	    [OPTION_REAL] = "X",
 		[OPTION_SIZE] = "SIZE",	    [OPTION_TEXT] = "TEXT", [OPTION_LIST] = "TEXT...",
 		[OPTION_CHOICE] = "NAME",
 	};
-	const char *place = o->type == OPTION_FLAG ? "" : o->arg ? o->arg : places[o->type];
+
+	return o->type == OPTION_FLAG ? "" : o->arg ? o->arg : places[o->type];
+}
+
+static void show_option(const struct option *o)
+{
+	const char *place = cli_placeholder(o);
 	bool optional = o->traits & OPTION_VALUE_OPTIONAL;
 	char *preset = o->preset && o->type != OPTION_FLAG ? cli_format(" (%s)", o->preset)
 							   : cli_format("%s", "");

@@ -17,7 +17,7 @@
 #define MOE_CODELETS_KERNELS_AMX_AMX_H
 
 #include "codelets/kernels/elementwise/elementwise.h"
-#include "codelets/kernels/packed/tiles.h"
+#include "codelets/kernels/packed/coded.h"
 
 /* tiles.c: moe_tiles_amx or moe_tiles_amx_emulated */
 #define AMX_TILES MOE_OWN_EXPAND(moe_tiles, MOE_ISA)

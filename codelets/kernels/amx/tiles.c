@@ -54,6 +54,7 @@ const struct moe_tiles AMX_TILES = {
 	.panel_bytes = sizeof(uint16_t),
 	.pair_bytes = sizeof(uint16_t),
 	.lora_pad = 32,
+	.decode = moe_coded_decode,
 	.pack_fwd_bf16 = OWN(pack_fwd_bf16),
 	.pack_fwd = OWN(pack_fwd),
 	.pack_bwd = OWN(pack_bwd),

@@ -7,7 +7,7 @@
 #ifndef MOE_CODELETS_KERNELS_AVX512_BF16_H
 #define MOE_CODELETS_KERNELS_AVX512_BF16_H
 
-#include "codelets/kernels/packed/layout.h"
+#include "codelets/kernels/packed/coded.h"
 
 #include <immintrin.h>
 #include <math.h>

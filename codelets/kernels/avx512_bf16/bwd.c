@@ -37,6 +37,7 @@ struct call {
 	enum moe_out out;
 	float *partial;	   /* [m, 32] */
 	uint16_t *decoded; /* [n/2][32][2] of a block; NULL: shuffle in registers */
+	struct moe_bwd_seg after[MOE_MAX_SEGS]; /* what is read after the last columns */
 };
 
 static struct block next_block(struct place *at)
@@ -99,9 +100,9 @@ static void decode(const struct block *b, int column, uint16_t *dst)
 	}
 }
 
-/* All rows of one block; `follow` at column `after` is read next. */
+/* All rows of one block; `follow` at column `next` is read next. */
 static void block_tiles(const struct call *c, const struct block *b, int column,
-			const struct block *follow, int after, bool first, bool last)
+			const struct block *follow, int next, bool first, bool last)
 {
 	for (int t = 0, row = 0, rows; t < c->tiles.count; t++, row += rows) {
 		struct bwd_target to = { first ? NULL : c->partial + row * SLICE,
@@ -120,7 +121,7 @@ static void block_tiles(const struct call *c, const struct block *b, int column,
 			const struct piece *p = &b->piece[i];
 			const uint16_t *w = panel_of(p, column);
 			const uint16_t *far =
-				i < follow->count ? panel_of(&follow->piece[i], after) : w;
+				i < follow->count ? panel_of(&follow->piece[i], next) : w;
 
 			run[i] = (struct bwd_run){ words_of(p, row, rows), c->decoded ? slice : w,
 						   p->seg->stride, p->n,
@@ -135,10 +136,17 @@ static void block_tiles(const struct call *c, const struct block *b, int column,
 	}
 }
 
-static void slice_of(const struct call *c, int column)
+static struct place begin(const struct moe_bwd_seg *seg, int nseg)
 {
-	struct place at = { c->seg, c->seg + c->nseg, 0 };
-	struct block head = next_block(&at), now = head;
+	return (struct place){ seg, seg + nseg, 0 };
+}
+
+/* `end`: no slice of the call follows */
+static void slice_of(const struct call *c, int column, bool end)
+{
+	struct place at = begin(c->seg, c->nseg);
+	struct place after = begin(end ? c->after : c->seg, c->nseg);
+	struct block now = next_block(&at), head = next_block(&after);
 
 	for (bool first = true, last = false; !last; first = false) {
 		struct block next = next_block(&at);
@@ -147,7 +155,7 @@ static void slice_of(const struct call *c, int column)
 		if (c->decoded)
 			decode(&now, column, c->decoded);
 		if (last)
-			block_tiles(c, &now, column, &head, column + SLICE, first, last);
+			block_tiles(c, &now, column, &head, end ? 0 : column + SLICE, first, last);
 		else
 			block_tiles(c, &now, column, &next, column, first, last);
 		now = next;
@@ -199,9 +207,14 @@ size_t avx512_bf16_bwd_scratch(int m, int64_t n, int columns)
 void avx512_bf16_bwd(int m, const struct moe_bwd_seg *seg, int nseg, int columns, float *y,
 		     int64_t ldy, enum moe_out out, void *scratch)
 {
-	struct call c = {
-		seg, m, nseg, bwd_tiles(m), y, ldy, out_mode(out, y, ldy), scratch, NULL
-	};
+	struct call c = { .seg = seg,
+			  .m = m,
+			  .nseg = nseg,
+			  .tiles = bwd_tiles(m),
+			  .y = y,
+			  .ldy = ldy,
+			  .out = out_mode(out, y, ldy),
+			  .partial = scratch };
 	int64_t n = 0;
 	int column = 0;
 
@@ -210,12 +223,15 @@ void avx512_bf16_bwd(int m, const struct moe_bwd_seg *seg, int nseg, int columns
 		avx512_bf16_bwd_small(m, seg, nseg, columns, y, ldy, c.out, scratch);
 		return;
 	}
-	for (int s = 0; s < nseg; s++)
+	for (int s = 0; s < nseg; s++) {
 		n += seg[s].n;
+		c.after[s] = seg[s];
+		c.after[s].w = seg[s].after ? seg[s].after : seg[s].w + 16 * columns;
+	}
 	if (m >= BWD_DECODE)
 		c.decoded = (uint16_t *)((char *)scratch + partial_bytes(m, n));
 	for (; column + SLICE <= columns; column += SLICE)
-		slice_of(&c, column);
+		slice_of(&c, column, column + 2 * SLICE > columns);
 	if (column < columns)
 		thin_slice(&c, column);
 }

@@ -71,6 +71,7 @@ void avx512_bf16_bwd_small(int m, const struct moe_bwd_seg *seg, int nseg, int c
 {
 	int steps = columns / 16, far = MOE_MIN(FETCH_BYTES / STEP_BYTES, steps);
 	int near = steps - far;
+	const uint16_t *after = seg->after ? seg->after : seg->w + 16 * columns;
 	bool whole = moe_packed_stride(columns) == seg->stride;
 	steps_fn run = whole && m <= UNAIDED_ROWS ? unaided[m] : fetching[m];
 
@@ -80,10 +81,9 @@ void avx512_bf16_bwd_small(int m, const struct moe_bwd_seg *seg, int nseg, int c
 		const uint16_t *w = seg[s].w;
 
 		for (int n = 0; n < seg[s].n; n += 16, g += 8 * m, w += seg[s].stride) {
-			/* after the last panel: the columns that a next call would begin with */
 			const uint16_t *next = n + 16 < seg[s].n ? w + seg[s].stride
 					       : s + 1 < nseg	 ? seg[s + 1].w
-								 : seg->w + 16 * columns;
+								 : after;
 			const uint16_t *rest = w + (size_t)near * STEP_BYTES / 2;
 
 			run(near, g, w, (const char *)w + (size_t)far * STEP_BYTES, scratch);

@@ -32,6 +32,7 @@ const struct moe_tiles moe_tiles_avx512_bf16 = {
 	.panel_bytes = 2,
 	.pair_bytes = 2,
 	.lora_pad = 16,
+	.decode = moe_coded_decode,
 	.pack_fwd_bf16 = avx512_bf16_pack_fwd_bf16,
 	.pack_fwd = avx512_bf16_pack_fwd,
 	.pack_bwd = avx512_bf16_pack_bwd,

@@ -7,7 +7,7 @@
 #ifndef MOE_CODELETS_KERNELS_C_C_H
 #define MOE_CODELETS_KERNELS_C_C_H
 
-#include "codelets/kernels/packed/tiles.h"
+#include "codelets/kernels/packed/coded.h"
 
 extern const struct moe_tiles moe_tiles_c;
 

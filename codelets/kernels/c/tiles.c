@@ -61,6 +61,7 @@ const struct moe_tiles moe_tiles_c = {
 	.panel_bytes = sizeof(float),
 	.pair_bytes = sizeof(float),
 	.lora_pad = 16,
+	.decode = moe_coded_decode,
 	.pack_fwd_bf16 = pack_bf16,
 	.pack_fwd = pack,
 	.pack_bwd = pack,

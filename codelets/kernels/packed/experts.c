@@ -43,6 +43,8 @@ struct moe_expert_scratch moe_expert_carve(const struct moe_tiles *t, struct moe
 	s.pair[1] = moe_carve(c, M * MOE_GRAD_STRIP * (size_t)t->pair_bytes);
 	for (int i = 2; i < 5; i++)
 		s.pair[i] = moe_carve(c, M * (size_t)d.r * (size_t)t->pair_bytes);
+	s.weight = moe_carve(c, MOE_MAX((size_t)(MOE_PACK_N * MOE_MAX(d.H, d.I)) * sizeof *s.weight,
+					moe_coded_slice_bytes(MOE_MAX(d.H, 2 * d.I))));
 	s.bwd = moe_carve(c, t->bwd_scratch(m, n, (int)MOE_MAX(MOE_CHUNK, MOE_MAX(d.H, d.I))));
 	return s;
 }
@@ -114,38 +116,35 @@ void moe_packed_expert_gather(const struct moe_tiles *t, moe_to_bf16 *to_bf16,
  * is read after the last one.
  */
 static void project(const struct moe_tiles *t, const struct moe_expert_rows *w,
-		    const struct moe_widths *d, int r, const struct moe_weight *weight,
-		    const void *b, int64_t u_col, int64_t col, int count, const uint16_t *next,
-		    float *out)
+		    const struct moe_widths *d, const struct moe_expert_scratch *s, int r,
+		    const struct moe_weight *weight, const void *b, int64_t u_col, int64_t col,
+		    int count, const uint16_t *next, float *out)
 {
 	for (int i = 0; i < count; i++, out += (size_t)w->m * MOE_PACK_N) {
 		int64_t panel = col / MOE_PACK_N + i;
-		const uint16_t *data = moe_at(weight->data, panel * d->stride_h);
 		struct moe_fwd_seg seg[2] = {
-			{ w->panel, d->H, 0, (int)d->H, data },
+			{ w->panel, d->H, 0, (int)d->H, moe_forward_panel(t, weight, panel, s->weight) },
 			{ w->u_panel, d->ra, (int)u_col, (int)d->r, NULL },
 		};
 
 		if (r)
 			seg[1].w = moe_at(b, panel * d->stride_r);
-		t->fwd(w->m, seg, r ? 2 : 1, i + 1 < count ? data + d->stride_h : next, out,
+		t->fwd(w->m, seg, r ? 2 : 1, i + 1 < count ? moe_panel_address(weight, panel + 1) : next, out,
 		       MOE_PACK_N, MOE_OUT_STORE);
 	}
 }
 
-/* gate, up and h of `count` panels of 16 columns; end: of the chunk */
+/* gate, up and h of `count` panels of 16 columns; next: what is read then */
 static void gate_up_panels(const struct moe_tiles *t, const struct moe_expert *e,
 			   const struct moe_expert_rows *w, const struct moe_widths *d,
-			   const struct moe_expert_scratch *s, int64_t col, int count, int64_t end)
+			   const struct moe_expert_scratch *s, int64_t col, int count,
+			   const uint16_t *next)
 {
-	const uint16_t *up = moe_at(e->up.data, col / MOE_PACK_N * d->stride_h);
-	const uint16_t *next = moe_at(e->gate.data, (col / MOE_PACK_N + count) * d->stride_h);
-	bool last = col + count * MOE_PACK_N >= end;
+	const uint16_t *up = moe_panel_address(&e->up, col / MOE_PACK_N);
 	size_t step = (size_t)w->m * MOE_PACK_N;
 
-	project(t, w, d, e->r, &e->gate, e->gate_b_packed, 0, col, count, up, s->step);
-	project(t, w, d, e->r, &e->up, e->up_b_packed, d->ra - d->r, col, count, last ? NULL : next,
-		s->ups);
+	project(t, w, d, s, e->r, &e->gate, e->gate_b_packed, 0, col, count, up, s->step);
+	project(t, w, d, s, e->r, &e->up, e->up_b_packed, d->ra - d->r, col, count, next, s->ups);
 	for (int i = 0; i < count; i++, col += MOE_PACK_N) {
 		struct moe_swiglu_rows kept = moe_kept_rows(w, col);
 		float *g = s->step + (size_t)i * step;
@@ -162,6 +161,16 @@ static void gate_up_panels(const struct moe_tiles *t, const struct moe_expert *e
 static int panels_at_once(int m)
 {
 	return m <= MOE_RUN_ROWS ? MOE_CHUNK / MOE_PACK_N : 1;
+}
+
+/* A weight's panel of column col; at `end` that of column `first` of the next expert's (NULL:
+ * none). */
+static const uint16_t *panel_after(const struct moe_weight *w, const struct moe_weight *next,
+				   int64_t col, int64_t end, int64_t first)
+{
+	if (col < end)
+		return moe_panel_address(w, col / MOE_PACK_N);
+	return next ? moe_panel_address(next, first / MOE_PACK_N) : NULL;
 }
 
 /* Panels of an [n, k] weight hold whole panels only: columns from there up to the padded width are
@@ -182,6 +191,8 @@ void moe_packed_expert_gate_up(const struct moe_tiles *t, const struct moe_exper
 {
 	struct moe_widths d = moe_widths_of(t, e, w);
 	struct moe_expert_scratch s = moe_expert_scratch_of(t, e, w, scratch);
+	int64_t first = (int64_t)c0 * MOE_CHUNK;
+	int64_t last = MOE_MIN((int64_t)c1 * MOE_CHUNK, moe_round_up(w->I, MOE_PACK_N));
 	int run = panels_at_once(w->m);
 
 	for (int c = c0; c < c1; c++) {
@@ -190,9 +201,13 @@ void moe_packed_expert_gate_up(const struct moe_tiles *t, const struct moe_exper
 		int64_t padded = MOE_MIN(begin + MOE_CHUNK, d.I);
 		float *part = w->v_part + (size_t)c * w->part_rows * (size_t)d.r;
 
-		for (int64_t col = begin; col < end; col += (int64_t)run * MOE_PACK_N)
-			gate_up_panels(t, e, w, &d, &s, col,
-				       (int)MOE_MIN(run, (end - col) / MOE_PACK_N), end);
+		for (int64_t col = begin; col < end; col += (int64_t)run * MOE_PACK_N) {
+			int count = (int)MOE_MIN(run, (end - col) / MOE_PACK_N);
+
+			gate_up_panels(t, e, w, &d, &s, col, count,
+				       panel_after(&e->gate, e->next ? &e->next->gate : NULL,
+						   col + count * MOE_PACK_N, last, first));
+		}
 		if (end < padded)
 			zero_columns(t, w, &d, &s);
 		for (int64_t j = 0; j < d.r && e->r; j += MOE_PACK_N) {
@@ -226,16 +241,17 @@ void moe_packed_expert_down(const struct moe_tiles *t, const struct moe_expert *
 			memcpy(w->v, s.thin, (size_t)w->m * (size_t)d.r * sizeof *w->v);
 	}
 	for (int64_t n = begin; n < end; n += MOE_PACK_N) {
-		const uint16_t *down = moe_at(e->down.data, n / MOE_PACK_N * d.stride_i);
 		struct moe_fwd_seg seg[2] = {
-			{ w->h, d.I, 0, (int)d.I, down },
+			{ w->h, d.I, 0, (int)d.I,
+			  moe_forward_panel(t, &e->down, n / MOE_PACK_N, s.weight) },
 			{ s.thin_panel, d.r, 0, (int)d.r, NULL },
 		};
 
 		if (e->r)
 			seg[1].w = moe_at(e->down_b_packed, n / MOE_PACK_N * d.stride_r);
-		t->fwd(w->m, seg, e->r ? 2 : 1, n + MOE_PACK_N < end ? down + d.stride_i : NULL,
-		       w->y + n, d.H, MOE_OUT_STREAM);
+		t->fwd(w->m, seg, e->r ? 2 : 1,
+		       panel_after(&e->down, e->next ? &e->next->down : NULL, n + MOE_PACK_N, end, begin),
+		       w->y + n, d.H, moe_rows_out(w->m));
 	}
 	t->fence();
 }

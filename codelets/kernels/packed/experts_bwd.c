@@ -53,7 +53,7 @@ void moe_packed_expert_scatter(const struct moe_tiles *t, const struct moe_exper
 	for (int64_t j = 0; e->r && j < d.r; j += t->lora_pad) {
 		struct moe_bwd_seg seg = {
 			w->panel,  d.H, 0, (int)n, moe_at(e->down_b_packed, MOE_PACK_N * j),
-			d.stride_r
+			d.stride_r, NULL
 		};
 
 		t->bwd(w->m, &seg, 1, t->lora_pad, w->z + j, d.r, MOE_OUT_STORE, s.bwd);
@@ -69,6 +69,7 @@ struct down_bwd {
 	struct moe_widths d;
 	struct moe_expert_scratch s;
 	const void *u_gate, *u_up, *zw; /* pair arrays [m, r'] */
+	int64_t first, end;		/* columns of I */
 	bool transposed;
 };
 
@@ -137,17 +138,39 @@ static void column(const struct down_bwd *b, int64_t col, const float *dh, int64
 			       col);
 }
 
+/*
+ * What bwd reads after columns col.. of a weight that ends at `end`, where the next expert's begin
+ * at column `first`: NULL for its following columns; itself where nothing is known.
+ */
+static const uint16_t *columns_after(const struct moe_weight *w, const struct moe_weight *next,
+				     int64_t col, int64_t width, int64_t end, int64_t first)
+{
+	if (col + width < end || moe_is_coded(w))
+		return NULL;
+	return next ? moe_at(next->data, MOE_PACK_N * first) : moe_at(w->data, MOE_PACK_N * col);
+}
+
+/* Columns of W that one call of bwd takes. */
+static int step_of(const struct moe_tiles *t, const struct moe_weight *W, int m)
+{
+	return moe_is_coded(W) ? moe_coded_columns(moe_round_up(W->n, MOE_PACK_N)) : t->bwd_columns(m);
+}
+
 /* dh of `width` columns into step */
 static void hidden_gradient(const struct down_bwd *b, int64_t col, int width)
 {
+	const struct moe_expert *next = b->e->next;
 	const struct moe_expert_rows *w = b->w;
 	const struct moe_expert_scratch *s = &b->s;
+	int64_t n = moe_round_up(w->H, MOE_PACK_N);
 	struct moe_bwd_seg seg[2] = {
-		{ w->panel, b->d.H, 0, (int)moe_round_up(w->H, MOE_PACK_N),
-		  moe_at(b->e->down.data, MOE_PACK_N * col), b->d.stride_i },
-		{ s->thin_panel, b->d.r, 0, (int)b->d.thin, NULL, b->d.stride_i },
+		{ w->panel, b->d.H, 0, (int)n, NULL, 0,
+		  columns_after(&b->e->down, next ? &next->down : NULL, col, width, b->end,
+				b->first) },
+		{ s->thin_panel, b->d.r, 0, (int)b->d.thin, NULL, b->d.stride_i, NULL },
 	};
 
+	moe_backward_slice(b->t, &b->e->down, 0, n, col, width, s->weight, &seg[0]);
 	if (b->e->r)
 		seg[1].w = moe_at(b->e->down_a_packed, MOE_PACK_N * col);
 	b->t->bwd(w->m, seg, b->e->r ? 2 : 1, width, s->step, width, MOE_OUT_STORE, s->bwd);
@@ -157,7 +180,7 @@ static void hidden_gradient(const struct down_bwd *b, int64_t col, int width)
  * computed. */
 static void chunk(const struct down_bwd *b, int64_t begin, int64_t end, const float *dh, int64_t ld)
 {
-	int64_t step = dh ? MOE_CHUNK : b->t->bwd_columns(b->w->m);
+	int64_t step = dh ? MOE_CHUNK : step_of(b->t, &b->e->down, b->w->m);
 
 	for (int64_t col = begin; col < end; col += step) {
 		int width = (int)MOE_MIN(step, end - col);
@@ -223,7 +246,8 @@ static void thin_backward(const struct down_bwd *b, int c, int64_t begin, int64_
 					   (int)begin,
 					   (int)(end - begin),
 					   moe_at(b->e->gate_b_packed, at),
-					   b->d.stride_r };
+					   b->d.stride_r,
+					   NULL };
 
 		b->t->bwd(w->m, &seg, 1, b->t->lora_pad, part + j, 2 * r, MOE_OUT_STORE, b->s.bwd);
 		seg.g = w->dup;
@@ -254,10 +278,11 @@ void moe_packed_expert_down_bwd(const struct moe_tiles *t, const struct moe_expe
 			      .d = moe_widths_of(t, e, w),
 			      .s = moe_expert_scratch_of(t, e, w, scratch),
 			      .transposed = e->gate_t.data != NULL };
-	int64_t first = (int64_t)c0 * MOE_CHUNK;
+	int64_t first = b.first = (int64_t)c0 * MOE_CHUNK;
 	int64_t all = MOE_MIN((int64_t)c1 * MOE_CHUNK, moe_round_up(w->I, MOE_PACK_N)) - first;
-	bool at_once = !b.transposed && t->bwd_columns(w->m) > MOE_CHUNK && all > 0;
+	bool at_once = !b.transposed && step_of(t, &e->down, w->m) > MOE_CHUNK && all > 0;
 
+	b.end = first + all;
 	if (e->r)
 		prepare_thin(&b);
 	if (at_once)
@@ -348,7 +373,8 @@ void moe_packed_expert_gate_up_bwd(const struct moe_tiles *t, const struct moe_e
 	struct moe_expert_scratch s = moe_expert_scratch_of(t, e, w, scratch);
 	int64_t n = moe_round_up(w->I, MOE_PACK_N);
 	int64_t begin = (int64_t)c0 * MOE_CHUNK, end = MOE_MIN((int64_t)c1 * MOE_CHUNK, d.H);
-	int step = t->bwd_columns(w->m);
+	bool coded = moe_is_coded(&e->gate);
+	int step = coded ? moe_coded_columns(2 * n) : t->bwd_columns(w->m);
 
 	if (e->gate_t.data) {
 		gate_up_bwd_t(t, e, w, c0, c1, scratch);
@@ -363,18 +389,23 @@ void moe_packed_expert_gate_up_bwd(const struct moe_tiles *t, const struct moe_e
 	for (int64_t k = begin; k < end; k += step) {
 		int width = (int)MOE_MIN(step, end - k);
 		struct moe_bwd_seg seg[4] = {
-			{ w->dgate, d.I, 0, (int)n, moe_at(e->gate.data, MOE_PACK_N * k),
-			  d.stride_h },
-			{ w->dup, d.I, 0, (int)n, moe_at(e->up.data, MOE_PACK_N * k), d.stride_h },
-			{ s.thin_panel, 2 * d.r, 0, (int)d.thin, NULL, d.stride_h },
-			{ s.thin_panel, 2 * d.r, (int)d.r, (int)d.thin, NULL, d.stride_h },
+			{ w->dgate, d.I, 0, (int)n, NULL, 0,
+			  columns_after(&e->gate, e->next ? &e->next->gate : NULL, k, width, end,
+					begin) },
+			{ w->dup, d.I, 0, (int)n, NULL, 0,
+			  columns_after(&e->up, e->next ? &e->next->up : NULL, k, width, end,
+					begin) },
+			{ s.thin_panel, 2 * d.r, 0, (int)d.thin, NULL, d.stride_h, NULL },
+			{ s.thin_panel, 2 * d.r, (int)d.r, (int)d.thin, NULL, d.stride_h, NULL },
 		};
 
+		moe_backward_slice(t, &e->gate, 0, n, k, width, s.weight, &seg[0]);
+		moe_backward_slice(t, &e->up, 0, n, k, width, s.weight + n * step, &seg[1]);
 		if (e->r) {
 			seg[2].w = moe_at(e->gate_a_packed, MOE_PACK_N * k);
 			seg[3].w = moe_at(e->up_a_packed, MOE_PACK_N * k);
 		}
-		t->bwd(w->m, seg, e->r ? 4 : 2, width, w->y + k, d.H, MOE_OUT_STREAM, s.bwd);
+		t->bwd(w->m, seg, e->r ? 4 : 2, width, w->y + k, d.H, moe_rows_out(w->m), s.bwd);
 	}
 	t->fence();
 }

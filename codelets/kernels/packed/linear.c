@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Dense layers on packed weights. LoRA matrices are packed per call: for a token block that is
  * nothing. */
+#include "codelets/kernels/packed/coded.h"
 #include "codelets/kernels/packed/packed.h"
 #include "codelets/kernels/packed/scratch.h"
 
@@ -15,6 +16,7 @@ struct linear_scratch {
 	float *z;			    /* [m, rp] */
 	float *tile;			    /* [m, 16]: the last columns, or one step of bwd */
 	void *pair_x, *pair_dy, *pair_thin; /* pair arrays of one strip each, and of rp */
+	uint16_t *weight; /* a decoded panel or slice */
 	void *bwd;
 };
 
@@ -37,6 +39,7 @@ static struct linear_scratch carve(const struct moe_tiles *t, struct moe_carver 
 	s.pair_x = moe_carve(c, M * GRAD_STRIP * (size_t)t->pair_bytes);
 	s.pair_dy = moe_carve(c, M * GRAD_STRIP * (size_t)t->pair_bytes);
 	s.pair_thin = moe_carve(c, M * (size_t)rp * (size_t)t->pair_bytes);
+	s.weight = moe_carve(c, MOE_MAX((size_t)(MOE_PACK_N * kp) * sizeof *s.weight, moe_coded_slice_bytes(np)));
 	s.bwd = moe_carve(c, t->bwd_scratch(m, np + rp, (int)MOE_MAX(MOE_CHUNK, kp)));
 	return s;
 }
@@ -82,7 +85,7 @@ void moe_packed_linear(const struct moe_tiles *t, moe_pack_rows *pack, int m,
 		       int64_t ldx, const float *bias, const struct moe_lora *lora, float *y,
 		       int64_t ldy, void *scratch)
 {
-	int64_t kp = moe_round_up(W->k, MOE_PACK_K), stride = moe_packed_stride(kp);
+	int64_t kp = moe_round_up(W->k, MOE_PACK_K);
 	int r = lora ? lora->r : 0;
 	int64_t rp = moe_round_up(r, t->lora_pad);
 	struct moe_carver c = { .base = scratch };
@@ -103,15 +106,15 @@ void moe_packed_linear(const struct moe_tiles *t, moe_pack_rows *pack, int m,
 		thin_fwd(t, m, kp, lora, &s);
 	}
 	for (int64_t n = n0; n < n1; n += MOE_PACK_N) {
-		const uint16_t *w = (const uint16_t *)W->data + n / MOE_PACK_N * stride;
+		int64_t index = n / MOE_PACK_N;
 		struct moe_fwd_seg seg[2] = {
-			{ s.panel, kp, 0, (int)kp, w },
+			{ s.panel, kp, 0, (int)kp, moe_forward_panel(t, W, index, s.weight) },
 			{ s.thin, rp, 0, (int)rp, s.b + n / MOE_PACK_N * moe_packed_stride(rp) },
 		};
 		int64_t width = MOE_MIN(MOE_PACK_N, n1 - n);
 		bool whole = width == MOE_PACK_N;
 
-		t->fwd(m, seg, r ? 2 : 1, n + MOE_PACK_N < n1 ? w + stride : NULL,
+		t->fwd(m, seg, r ? 2 : 1, n + MOE_PACK_N < n1 ? moe_panel_address(W, index + 1) : NULL,
 		       whole ? y + (n - n0) : s.tile, whole ? ldy : MOE_PACK_N, MOE_OUT_STORE);
 		for (int i = 0; !whole && i < m; i++)
 			memcpy(y + i * ldy + (n - n0), s.tile + i * MOE_PACK_N,
@@ -128,7 +131,7 @@ static void thin_bwd(const struct moe_tiles *t, int m, int64_t np, const struct 
 
 	for (int64_t j = 0; j < rp; j += t->lora_pad) {
 		struct moe_bwd_seg seg = {
-			s->panel, np, 0, (int)np, s->b + MOE_PACK_N * j, moe_packed_stride(rp)
+			s->panel, np, 0, (int)np, s->b + MOE_PACK_N * j, moe_packed_stride(rp), NULL
 		};
 
 		t->bwd(m, &seg, 1, t->lora_pad, s->z + j, rp, MOE_OUT_STORE, s->bwd);
@@ -154,7 +157,7 @@ void moe_packed_linear_bwd(const struct moe_tiles *t, moe_pack_rows *pack, int m
 			   void *scratch)
 {
 	int64_t np = moe_round_up(W->n, MOE_PACK_N), kp = moe_round_up(W->k, MOE_PACK_K);
-	int r = lora ? lora->r : 0, step = t->bwd_columns(m);
+	int r = lora ? lora->r : 0, step = moe_is_coded(W) ? moe_coded_columns(np) : t->bwd_columns(m);
 	int64_t rp = moe_round_up(r, t->lora_pad);
 	struct moe_carver c = { .base = scratch };
 	struct linear_scratch s;
@@ -178,14 +181,16 @@ void moe_packed_linear_bwd(const struct moe_tiles *t, moe_pack_rows *pack, int m
 		int width = (int)MOE_MIN(step, kp - k);
 		int64_t inside = MOE_MIN(width, W->k - k);
 		struct moe_bwd_seg seg[2] = {
-			{ s.panel, np, 0, (int)np, (const uint16_t *)W->data + MOE_PACK_N * k,
-			  moe_packed_stride(kp) },
+			{ s.panel, np, 0, (int)np, NULL, 0, NULL },
 			{ s.thin, rp, 0, (int)moe_round_up(r, MOE_PACK_N), s.a + MOE_PACK_N * k,
-			  moe_packed_stride(kp) },
+			  moe_packed_stride(kp), NULL },
 		};
 		bool whole = inside == width;
 		enum moe_out out = accumulate && whole ? MOE_OUT_ADD : MOE_OUT_STORE;
 
+		moe_backward_slice(t, W, 0, np, k, width, s.weight, &seg[0]);
+		if (k + step >= kp)
+			seg[0].after = seg[0].w;
 		t->bwd(m, seg, r ? 2 : 1, width, whole ? dx + k : s.tile, whole ? lddx : width, out,
 		       s.bwd);
 		for (int i = 0; !whole && i < m; i++)

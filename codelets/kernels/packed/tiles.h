@@ -39,6 +39,16 @@ enum moe_out {
 	MOE_OUT_STREAM, /* non-temporal where y and ld allow it */
 };
 
+/*
+ * How m rows that the next task reads are written. Few stay in a cache; and while weights come from
+ * memory as fast as it can, non-temporal stores take buffers from the reads (Zen 4, m = 8: 2 %).
+ */
+#define MOE_CACHED_ROWS 15
+static inline enum moe_out moe_rows_out(int m)
+{
+	return m <= MOE_CACHED_ROWS ? MOE_OUT_STORE : MOE_OUT_STREAM;
+}
+
 /* One run of columns of x times the same columns of one weight panel. */
 struct moe_fwd_seg {
 	const void *x;	   /* forward panel [m, width] */
@@ -55,6 +65,8 @@ struct moe_bwd_seg {
 	int col, n;	   /* multiples of 16 */
 	const uint16_t *w; /* first weight panel, at the first wanted column: panel + 16 * column */
 	int64_t stride;	   /* elements between panels */
+	const uint16_t *after; /* of the same n and stride, read next: prefetched while there are rows
+				  enough. NULL: the following columns */
 };
 #define MOE_MAX_SEGS 4
 #define MOE_LONG_ROWS 3
@@ -67,12 +79,18 @@ struct moe_swiglu_rows {
 	const float *weight; /* [m] routing weight (backward) */
 };
 
+struct moe_coded_panel;
+
 struct moe_tiles {
 	const char *name;
 	enum moe_layout layout;
 	int panel_bytes; /* of an element of a panel: 2 (bf16) or 4 (f32) */
 	int pair_bytes;	 /* of an element of a pair array: 2 or 4 */
 	int lora_pad;	 /* ranks are padded to a multiple of this: 16, or 32 */
+
+	/* Columns of a quantised panel as bf16 of the plain layout: moe_coded_decode (packed/coded.h), or its
+	 * bits faster. */
+	void (*decode)(const struct moe_coded_panel *p, int64_t k0, int64_t k, uint16_t *dst);
 
 	/* ---- panels ---- */
 	/*

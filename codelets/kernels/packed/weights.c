@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Packing of weights and LoRA matrices into panels of 16 rows, and back. */
+#include "codelets/kernels/packed/coded.h"
 #include "codelets/kernels/packed/packed.h"
 
 #ifdef __SSE2__
@@ -197,6 +198,10 @@ void moe_packed_weight_unpack(const struct moe_tiles *t, const struct moe_weight
 {
 	int64_t block = block_k(t), kp = moe_round_up(W->k, MOE_PACK_K);
 
+	if (moe_is_coded(W)) {
+		moe_coded_rows(W, n0, n1, 0, W->k, dst, W->k);
+		return;
+	}
 	if (W->layout == MOE_LAYOUT_ROWS) {
 		ref_weight_unpack(W, n0, n1, dst);
 		return;

@@ -4,6 +4,7 @@
  * in F32); BF16 and F16 are expanded to f32 by MOE_CHUNK rows just before the GEMM that reads them.
  */
 #include "codelets/kernels/ref/gemm.h"
+#include "codelets/kernels/packed/coded.h"
 #include "codelets/kernels/ref/ref.h"
 #include "codelets/kernels/elementwise/vecmath.h"
 
@@ -121,6 +122,11 @@ static const float *weight_block(const struct moe_weight *W, int64_t n0, int64_t
 	int64_t rows = n1 - n0, width = k1 - k0;
 	const uint16_t *src;
 
+	if (moe_is_coded(W)) {
+		moe_coded_rows(W, n0, n1, k0, k1, scratch, width);
+		*ld = width;
+		return scratch;
+	}
 	if (W->dtype == MOE_F32) {
 		*ld = W->k;
 		return (const float *)W->data + first;

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Quantised experts of a block. */
+#include "api/block.h"
+#include "codelets/kernels/packed/coded.h"
+
+enum moe_status moe_block_check_format(const struct moe_block_params *p)
+{
+	const char *mode = p->backward_weights;
+
+	if (!p->weight_format)
+		return MOE_OK;
+	if (!moe_format_find(p->weight_format))
+		return moe_fail(MOE_ERR_ARG, "unknown weight_format \"%s\"", p->weight_format);
+	if (p->weight_group < 0)
+		return moe_fail(MOE_ERR_ARG, "weight_group is %d", p->weight_group);
+	if (p->base_gradients || p->train_base)
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"weights in format %s are frozen: base_gradients and train_base "
+				"need plain ones",
+				p->weight_format);
+	if (mode && strcmp(mode, "auto") && strcmp(mode, "direct"))
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"backward_weights is \"%s\"; \"direct\" is possible with format %s",
+				mode, p->weight_format);
+	return MOE_OK;
+}
+
+bool moe_block_coding(const struct moe_block_params *p,
+		      struct moe_coding coding[MOE_EXPERT_MATRICES])
+{
+	const struct moe_format *f = p->weight_format ? moe_format_find(p->weight_format) : NULL;
+	int64_t group = p->weight_group ? p->weight_group : f ? f->group : 0;
+
+	for (int i = 0; f && i < MOE_EXPERT_MATRICES; i++) {
+		int64_t k = i == MOE_DOWN ? p->intermediate : p->hidden;
+
+		/* the widest scales; what is set may have smaller ones */
+		coding[i] =
+			(struct moe_coding){ .format = f,
+					     .scale = f->group == 32 && !group ? f->scale : MOE_F32,
+					     .zero = f->bits == 4,
+					     .group = group ? group : k };
+	}
+	return f != NULL;
+}
+
+/* Expert e of an array that has experts first. */
+static struct moe_array expert_of(const struct moe_array *a, int64_t e)
+{
+	struct moe_array x = *a;
+	size_t bytes = moe_dtype_size(a->dtype);
+
+	if (!a->data || a->ndim < 2)
+		return x;
+	for (int i = 1; i < a->ndim; i++) {
+		x.shape[i - 1] = a->shape[i];
+		bytes *= (size_t)a->shape[i];
+	}
+	x.ndim--;
+	x.data = (char *)a->data + (size_t)e * bytes;
+	memset(x.strides, 0, sizeof x.strides);
+	return x;
+}
+
+static enum moe_status check_experts(const char *name, const struct moe_array *a, int E)
+{
+	if (!a->data)
+		return moe_fail(MOE_ERR_ARG, "%s has no data", name);
+	if (a->ndim < 2 || a->ndim > MOE_MAX_NDIM || a->shape[0] != E)
+		return moe_fail(MOE_ERR_ARG, "%s must have %d experts as its first dimension", name,
+				E);
+	return MOE_OK;
+}
+
+/* Opens one expert's tensors in the layout of the format that takes them. */
+static enum moe_status open_expert(const struct moe_format *f, const struct moe_stored *s,
+				   struct moe_quantised *q)
+{
+	enum moe_status st = MOE_ERR_FORMAT;
+
+	for (int i = 0; i < MOE_FORMAT_LAYOUTS && f->layout[i].codes; i++) {
+		if (f->layout[i].codes_dtype != s->codes.dtype) {
+			if (!i)
+				st = moe_stored_dtype(s->codes_name, &s->codes,
+						      f->layout[i].codes_dtype);
+			continue;
+		}
+		*q = (struct moe_quantised){ .coding = { .format = f },
+					     .n = s->n,
+					     .k = s->k,
+					     .rows = 1,
+					     .codes = s->codes,
+					     .scale = s->scale,
+					     .zero = s->zero };
+		st = f->layout[i].open(s, q);
+		if (st == MOE_OK)
+			return MOE_OK;
+	}
+	return st;
+}
+
+static enum moe_status set_quantised(struct moe_block *b, enum moe_block_array which,
+				     const struct moe_quantised_arrays *src)
+{
+	static const char *const names[3] = { "gate_proj", "up_proj", "down_proj" };
+	struct moe_coding coding[MOE_EXPERT_MATRICES];
+	struct moe_experts *l = &b->layer;
+	struct moe_stored s = { .codes_name = "codes", .scale_name = "scale", .zero_name = "zero" };
+	struct moe_quantised q;
+
+	if (!src || src->struct_size < sizeof *src || (unsigned)which > MOE_BLOCK_DOWN_PROJ)
+		return moe_fail(
+			MOE_ERR_ARG,
+			"quantised arrays: struct_size is not set, or not an expert matrix");
+	if (!moe_block_coding(&b->params, coding))
+		return moe_fail(MOE_ERR_STATE, "the block has no weight_format");
+	MOE_TRY(check_experts("codes", &src->codes, l->E));
+	MOE_TRY(check_experts("scale", &src->scale, l->E));
+	if (src->zero.data)
+		MOE_TRY(check_experts("zero", &src->zero, l->E));
+	MOE_TRY(moe_ticket_wait(b->ticket));
+	s.n = which == MOE_BLOCK_DOWN_PROJ ? l->H : l->I;
+	s.k = which == MOE_BLOCK_DOWN_PROJ ? l->I : l->H;
+	for (int e = 0; e < l->E; e++) {
+		s.codes = expert_of(&src->codes, e);
+		s.scale = expert_of(&src->scale, e);
+		s.zero = expert_of(&src->zero, e);
+		if (open_expert(coding[which].format, &s, &q) != MOE_OK)
+			return moe_fail_in(MOE_ERR_FORMAT, "%s, expert %d", names[which], e);
+		if (moe_check_scales(&q, "scale") != MOE_OK)
+			return moe_fail_in(MOE_ERR_FORMAT, "%s, expert %d", names[which], e);
+		if (q.coding.group < coding[which].group ||
+		    moe_coded_bytes(&q.coding, s.n, s.k) >
+			    moe_coded_bytes(&coding[which], s.n, s.k))
+			return moe_fail(MOE_ERR_ARG,
+					"%s has a scale for %lld columns; weight_group is %lld",
+					names[which], (long long)q.coding.group,
+					(long long)coding[which].group);
+		for (int p = 0; p < l->P; p++)
+			moe_experts_pack_coded(l, (enum moe_expert_matrix)which, e, p, &q, 0, 1);
+	}
+	b->set |= 1u << which;
+	return MOE_OK;
+}
+
+enum moe_status moe_block_set_quantised(struct moe_block *b, enum moe_block_array which,
+					const struct moe_quantised_arrays *src)
+{
+	enum moe_status st;
+
+	MOE_TRY(moe_block_enter(b));
+	st = set_quantised(b, which, src);
+	moe_block_leave(b);
+	return st;
+}

@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "codelets/format.h"
+
+#include <math.h>
+
+const struct moe_format *moe_format_find(const char *name)
+{
+	for (int i = 0; moe_format_list[i]; i++)
+		if (!strcmp(moe_format_list[i]->name, name))
+			return moe_format_list[i];
+	return NULL;
+}
+
+float moe_ue8m0(uint8_t v)
+{
+	return v == 255 ? NAN : ldexpf(1, v - 127);
+}
+
+float moe_scale_at(const void *scale, enum moe_dtype dtype, int64_t i)
+{
+	const char *at = (const char *)scale + (size_t)i * moe_dtype_size(dtype);
+	float v = 0;
+
+	if (dtype == MOE_SCALE_UE8M0)
+		return moe_ue8m0(*(const uint8_t *)at);
+	moe_to_f32(&v, at, dtype, 1);
+	return v;
+}
+
+void moe_scale_put(void *scale, enum moe_dtype dtype, int64_t i, float v)
+{
+	char *at = (char *)scale + (size_t)i * moe_dtype_size(dtype);
+	int e;
+
+	if (dtype != MOE_SCALE_UE8M0) {
+		moe_from_f32(at, dtype, &v, 1);
+		return;
+	}
+	if (v != v) {
+		*(uint8_t *)at = 255;
+		return;
+	}
+	frexpf(v, &e);
+	*(uint8_t *)at = (uint8_t)MOE_MAX(MOE_MIN(e + 126, 254), 0);
+}
+
+struct moe_coding moe_format_coding(const struct moe_format *f, int64_t k)
+{
+	return (struct moe_coding){ .format = f,
+				    .scale = f->scale,
+				    .group = f->group ? f->group : MOE_MAX(k, 1) };
+}
+
+/* ---- what moe_quantise leaves: a byte per code, f32 scales ---- */
+
+static void plain_codes(const struct moe_quantised *q, int64_t row, int64_t k0, int64_t k,
+			uint8_t *codes)
+{
+	memcpy(codes, (const uint8_t *)q->codes.data + row * q->k + k0, (size_t)k);
+}
+
+static const struct moe_code_reader plain = { plain_codes, moe_stored_scale_at, NULL };
+
+/* Rows first..first+n, which share scales; `strip` holds them as f32. */
+static enum moe_status quantise_rows(const struct moe_quantised *q, const float *strip,
+				     int64_t first, int64_t n)
+{
+	const struct moe_format *f = q->coding.format;
+	int64_t groups = moe_groups(&q->coding, q->k), k = q->k;
+	float *scale = (float *)q->scale.data + first / q->rows * groups;
+
+	for (int64_t i = 0; i < n * k; i++)
+		if (!isfinite(strip[i]))
+			return moe_fail(
+				MOE_ERR_FORMAT,
+				"row %lld, column %lld is not finite: it cannot be quantised",
+				(long long)(first + i / k), (long long)(i % k));
+	for (int64_t g = 0; g < groups; g++) {
+		int64_t k0 = g * q->coding.group;
+
+		scale[g] = f->quantise(n, MOE_MIN(q->coding.group, k - k0), strip + k0, k,
+				       (uint8_t *)q->codes.data + first * k + k0, k);
+	}
+	return MOE_OK;
+}
+
+enum moe_status moe_quantise(const struct moe_format *f, const void *x, enum moe_dtype dtype,
+			     int64_t n, int64_t k, int64_t ld, struct moe_quantised *q,
+			     void **memory)
+{
+	int64_t rows = MOE_MAX(f->rows, 1), groups;
+	size_t scales, size = moe_dtype_size(dtype);
+	enum moe_status st = MOE_OK;
+	float *strip;
+	char *base;
+
+	*memory = NULL;
+	if (!f->quantise)
+		return moe_fail(MOE_ERR_UNSUPPORTED, "weights cannot be made %s from floats",
+				f->name);
+	*q = (struct moe_quantised){
+		.coding = moe_format_coding(f, k), .reader = &plain, .n = n, .k = k, .rows = rows
+	};
+	groups = moe_groups(&q->coding, k);
+	scales = (size_t)((n + rows - 1) / rows * groups) * sizeof(float);
+	base = moe_alloc(1, scales + (size_t)(n * k) + (size_t)(rows * k) * sizeof(float) + 64);
+	if (!base)
+		return moe_fail(MOE_ERR_NOMEM, "no memory to quantise a [%lld, %lld] weight",
+				(long long)n, (long long)k);
+	*memory = base;
+	q->scale = (struct moe_array){ .data = base,
+				       .dtype = MOE_F32,
+				       .ndim = 2,
+				       .shape = { (n + rows - 1) / rows, groups } };
+	strip = (float *)(void *)(base + scales);
+	q->codes = (struct moe_array){
+		.data = strip + rows * k, .dtype = MOE_U8, .ndim = 2, .shape = { n, k }
+	};
+	for (int64_t first = 0; first < n && st == MOE_OK; first += rows) {
+		int64_t count = MOE_MIN(rows, n - first);
+
+		for (int64_t i = 0; i < count; i++)
+			moe_to_f32(strip + i * k,
+				   (const char *)x + (size_t)((first + i) * ld) * size, dtype,
+				   (size_t)k);
+		st = quantise_rows(q, strip, first, count);
+	}
+	return st;
+}
+
+void moe_dequantise_row(const struct moe_quantised *q, int64_t row, int64_t k0, int64_t k,
+			float *dst)
+{
+	const struct moe_coding *c = &q->coding;
+	const float *values = c->format->values;
+	uint8_t codes[256];
+
+	while (k > 0) {
+		int64_t g = k0 / c->group, n = MOE_MIN(MOE_MIN(k, (g + 1) * c->group - k0), 256);
+		float scale = q->reader->scale(q, row, g);
+		float zero = c->zero ? (float)q->reader->zero(q, row, g) : 0;
+
+		q->reader->codes(q, row, k0, n, codes);
+		for (int64_t i = 0; i < n; i++)
+			dst[i] = (values[codes[i]] - zero) * scale;
+		k0 += n;
+		k -= n;
+		dst += n;
+	}
+}
+
+enum moe_status moe_check_scales(const struct moe_quantised *q, const char *name)
+{
+	int64_t groups = moe_groups(&q->coding, q->k);
+
+	for (int64_t n = 0; n < q->n; n += q->rows)
+		for (int64_t g = 0; g < groups; g++) {
+			float v = q->reader->scale(q, n, g);
+
+			if (!isfinite(v))
+				return moe_fail(MOE_ERR_FORMAT,
+						"%s: the scale of row %lld, column %lld is %s",
+						name, (long long)n,
+						(long long)(g * q->coding.group),
+						isnan(v) ? "NaN" : "infinite");
+		}
+	return MOE_OK;
+}
+
+enum moe_status moe_stored_dtype(const char *name, const struct moe_array *a, enum moe_dtype want)
+{
+	return a->dtype == want ? MOE_OK
+				: moe_fail(MOE_ERR_FORMAT, "%s has dtype %s; %s is expected", name,
+					   moe_dtype_name(a->dtype), moe_dtype_name(want));
+}
+
+enum moe_status moe_stored_shape(const char *name, const struct moe_array *a, int64_t rows,
+				 int64_t cols)
+{
+	int64_t want[2] = { rows, cols };
+	char got[64], expected[64];
+
+	if (a->ndim == 2 && a->shape[0] == rows && a->shape[1] == cols)
+		return MOE_OK;
+	return moe_fail(MOE_ERR_FORMAT, "%s has shape %s; %s is expected", name,
+			moe_shape_text(a->ndim, a->shape, got, sizeof got),
+			moe_shape_text(2, want, expected, sizeof expected));
+}
+
+enum moe_status moe_stored_scale(const char *name, const struct moe_array *a)
+{
+	if (a->dtype == MOE_F32 || a->dtype == MOE_BF16 || a->dtype == MOE_F16)
+		return MOE_OK;
+	return moe_fail(MOE_ERR_FORMAT, "%s has dtype %s; scales are F32, BF16 or F16", name,
+			moe_dtype_name(a->dtype));
+}
+
+enum moe_status moe_stored_group(const char *name, int64_t k, int64_t groups, int64_t *group)
+{
+	*group = groups > 0 ? (k + groups - 1) / groups : 0;
+	if (groups > 0 && k % groups == 0)
+		return MOE_OK;
+	return moe_fail(MOE_ERR_FORMAT, "%s has %lld groups, which do not divide %lld columns",
+			name, (long long)groups, (long long)k);
+}
+
+uint8_t moe_stored_byte(const struct moe_array *a, int64_t at)
+{
+	return ((const uint8_t *)a->data)[at];
+}
+
+uint32_t moe_stored_u32(const struct moe_array *a, int64_t at)
+{
+	uint32_t v;
+
+	memcpy(&v, (const char *)a->data + at * 4, sizeof v);
+	return v;
+}
+
+float moe_stored_scale_at(const struct moe_quantised *q, int64_t row, int64_t group)
+{
+	return moe_scale_at(q->scale.data, q->scale.dtype,
+			    row / q->rows * moe_groups(&q->coding, q->k) + group);
+}

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Quantised weight formats: what a code means, how checkpoints store codes and scales, and how
+ * floats become codes. One file each in codelets/formats/; nothing else knows a format by name.
+ *
+ * A weight is (values[code] - zero) * scale, in f32. One scale (and one zero, where there are
+ * zeros) serves `rows` rows times `group` columns. Kernels see codes and scales only in the packed
+ * form of codelets/kernels/packed/coded.h, which is the same for all formats of equally many bits.
+ */
+#ifndef MOE_CODELETS_FORMAT_H
+#define MOE_CODELETS_FORMAT_H
+
+#include "engine/base.h"
+
+/* What decoders may assume of a format's values, beside the table itself. */
+enum moe_codes {
+	MOE_CODES_TABLE,	  /* nothing */
+	MOE_CODES_INTEGER,	  /* 8 bits: two's complement integers */
+	MOE_CODES_SIGN_MAGNITUDE, /* 8 bits: values[128 + i] = -values[i] */
+};
+
+#define MOE_SCALE_UE8M0 MOE_U8 /* as a scale's dtype: 2^(byte - 127) */
+
+struct moe_format;
+
+/* How a weight is coded in memory. */
+struct moe_coding {
+	const struct moe_format *format; /* NULL: plain values */
+	enum moe_dtype scale;		 /* F32, BF16, F16 or MOE_SCALE_UE8M0 */
+	bool zero;			 /* there are zeros, 8-bit integers */
+	int64_t group;			 /* columns per scale, at least 1 */
+	int64_t phase; /* columns of the first group that belong to what lies left of this weight */
+};
+
+struct moe_quantised;
+
+/* Reads what is stored; row, k0 and group are those of the whole matrix. */
+struct moe_code_reader {
+	void (*codes)(const struct moe_quantised *q, int64_t row, int64_t k0, int64_t k,
+		      uint8_t *codes);
+	float (*scale)(const struct moe_quantised *q, int64_t row, int64_t group);
+	int (*zero)(const struct moe_quantised *q, int64_t row, int64_t group); /* or NULL */
+};
+
+/* One matrix [n, k] as a file holds it, or as moe_quantise leaves it. Data may be unaligned. */
+struct moe_quantised {
+	struct moe_coding coding; /* phase 0 */
+	const struct moe_code_reader *reader;
+	int64_t n, k;
+	int64_t rows; /* rows that share a scale */
+	struct moe_array codes, scale, zero;
+};
+
+/* The tensors of one matrix: what moe_format_layout.open checks. data NULL: absent. */
+struct moe_stored {
+	const char *codes_name, *scale_name, *zero_name;
+	struct moe_array codes, scale, zero;
+	int64_t n, k; /* that the model expects */
+};
+
+/*
+ * One way in which checkpoints store a format: tensors named by a suffix that replaces ".weight" of
+ * the plain name (or follows names that don't end so).
+ */
+struct moe_format_layout {
+	const char *codes, *scale,
+		*zero; /* suffixes; zero NULL: none. A zero tensor may be absent. */
+	enum moe_dtype codes_dtype;
+	/* fills in *q but for the data pointers; MOE_ERR_FORMAT, MOE_ERR_UNSUPPORTED name the
+	 * tensor */
+	enum moe_status (*open)(const struct moe_stored *s, struct moe_quantised *q);
+};
+
+#define MOE_FORMAT_LAYOUTS 6
+
+struct moe_format {
+	const char *name; /* of --weights, info and docs */
+	int bits;	  /* 4 or 8 */
+	enum moe_codes codes;
+	const float *values; /* [1 << bits] */
+	/* For quantising: rows and columns that share a scale (0: a whole row) and the scale's
+	 * dtype */
+	int rows, group;
+	enum moe_dtype scale;
+	/*
+	 * Codes of a block x [n, k], rows ld apart, and its scale, representable in the format's
+	 * dtype. Rows of codes are ld_codes apart. x is finite. NULL: cannot be made from floats.
+	 */
+	float (*quantise)(int64_t n, int64_t k, const float *x, int64_t ld, uint8_t *codes,
+			  int64_t ld_codes);
+	struct moe_format_layout layout[MOE_FORMAT_LAYOUTS]; /* ends with codes NULL */
+};
+
+extern const struct moe_format *const moe_format_list[];
+/* NULL if there is none of that name. */
+const struct moe_format *moe_format_find(const char *name);
+
+static inline int64_t moe_groups(const struct moe_coding *c, int64_t k)
+{
+	return k > 0 ? (c->phase + k + c->group - 1) / c->group : 0;
+}
+
+/* Bytes of one scale with its zero. */
+static inline size_t moe_scale_bytes(const struct moe_coding *c)
+{
+	return moe_dtype_size(c->scale) + (c->zero ? 1 : 0);
+}
+
+float moe_ue8m0(uint8_t v); /* NaN for 255 */
+/* A stored scale as f32. */
+float moe_scale_at(const void *scale, enum moe_dtype dtype, int64_t i);
+/* The reverse, exact for values that came from that dtype. */
+void moe_scale_put(void *scale, enum moe_dtype dtype, int64_t i, float v);
+/* The coding that moe_quantise gives a matrix of k columns. */
+struct moe_coding moe_format_coding(const struct moe_format *f, int64_t k);
+
+/*
+ * Quantises x [n, k] (rows ld apart) of a float dtype. *q points into *memory, which the caller
+ * frees with moe_free. MOE_ERR_FORMAT: a value is not finite. MOE_ERR_NOMEM.
+ */
+enum moe_status moe_quantise(const struct moe_format *f, const void *x, enum moe_dtype dtype,
+			     int64_t n, int64_t k, int64_t ld, struct moe_quantised *q,
+			     void **memory);
+/* One row as f32, columns k0..k0+k: exact, what everything else is checked against. */
+void moe_dequantise_row(const struct moe_quantised *q, int64_t row, int64_t k0, int64_t k,
+			float *dst);
+/*
+ * NaN or infinite scales: MOE_ERR_FORMAT naming the tensor and the place. Values of codes are not
+ * looked at: a format may have a NaN.
+ */
+enum moe_status moe_check_scales(const struct moe_quantised *q, const char *name);
+
+/* For moe_format_layout.open: "name has dtype A; B is expected", "name has shape A; B is expected".
+ */
+enum moe_status moe_stored_dtype(const char *name, const struct moe_array *a, enum moe_dtype want);
+enum moe_status moe_stored_shape(const char *name, const struct moe_array *a, int64_t rows,
+				 int64_t cols);
+/* F32, BF16 or F16 */
+enum moe_status moe_stored_scale(const char *name, const struct moe_array *a);
+/* The group that makes `groups` of k columns. MOE_ERR_FORMAT names the scale if none does. */
+enum moe_status moe_stored_group(const char *name, int64_t k, int64_t groups, int64_t *group);
+
+/* Readers that several formats share. */
+uint8_t moe_stored_byte(const struct moe_array *a, int64_t at);
+uint32_t moe_stored_u32(const struct moe_array *a, int64_t at);
+/* scale [ceil(n / rows), groups], row-major */
+float moe_stored_scale_at(const struct moe_quantised *q, int64_t row, int64_t group);
+
+#endif

@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Quantised weights: packing, decoding in plain C, and what the drivers multiply by. */
+#include "codelets/kernels/packed/coded.h"
+
+#define STEP 8		   /* columns decoded at a time: never split by a group or a block */
+#define PANEL_GAP 128	   /* bytes between panels whose stride is a multiple of 2 KB (layout.h) */
+#define SLICE_BYTES 262144 /* of decoded columns: a part of the L2 cache */
+
+static int64_t block_of(enum moe_layout layout)
+{
+	return layout == MOE_LAYOUT_BLOCKS32 ? 32 : 8;
+}
+
+static size_t line(size_t bytes)
+{
+	return (bytes + 63) & ~(size_t)63;
+}
+
+struct moe_coded_layout moe_coded_layout(const struct moe_coding *c, int64_t k)
+{
+	size_t rows = (size_t)moe_groups(c, k) * MOE_PACK_N;
+	size_t kp = (size_t)moe_round_up(k, MOE_PACK_K);
+	struct moe_coded_layout l;
+
+	l.zero = line(rows * moe_dtype_size(c->scale));
+	l.codes = l.zero + (c->zero ? line(rows) : 0);
+	l.stride = l.codes + line(MOE_PACK_N * kp * (size_t)c->format->bits / 8);
+	l.stride += l.stride % 2048 ? 0 : PANEL_GAP;
+	return l;
+}
+
+struct moe_coding moe_coding_of(const struct moe_quantised *q, const struct moe_coded_window *w)
+{
+	struct moe_coding c = q->coding;
+
+	c.phase = w->k0 % c.group;
+	return c;
+}
+
+size_t moe_coded_bytes(const struct moe_coding *c, int64_t n, int64_t k)
+{
+	return (size_t)moe_packed_panels(n) * moe_coded_layout(c, k).stride;
+}
+
+enum moe_layout moe_coded_order(const struct moe_kernels *table)
+{
+	return table->tiles ? table->tiles->layout : MOE_LAYOUT_BLOCKS8;
+}
+
+/* ---- packing ---- */
+
+/* Element of (row, column) in a panel. */
+static inline int64_t element(int64_t block, int64_t n, int64_t k)
+{
+	return k / block * block * MOE_PACK_N + n * block + k % block;
+}
+
+static inline int64_t byte8(int64_t e)
+{
+	return e / 64 * 64 + e % 32 / 8 * 16 + e % 64 / 32 * 8 + e % 8;
+}
+
+/* The byte; its high nibble where z is odd */
+static inline int64_t byte4(int64_t e, int *shift)
+{
+	int64_t z = e % 128 / 32;
+
+	*shift = (int)(z % 2) * 4;
+	return e / 128 * 64 + e % 32 * 2 + z / 2;
+}
+
+static inline uint8_t code_at(const uint8_t *codes, int bits, int64_t e)
+{
+	int shift;
+	int64_t at;
+
+	if (bits == 8)
+		return codes[byte8(e)];
+	at = byte4(e, &shift);
+	return codes[at] >> shift & 15;
+}
+
+static void put_codes(int bits, int64_t block, int64_t n, int64_t k0, int64_t k,
+		      const uint8_t *code, uint8_t *codes)
+{
+	for (int64_t i = 0; i < k; i++) {
+		int64_t e = element(block, n, k0 + i), at;
+		int shift;
+
+		if (bits == 8) {
+			codes[byte8(e)] = code[i];
+			continue;
+		}
+		at = byte4(e, &shift);
+		codes[at] = (uint8_t)(codes[at] | code[i] << shift);
+	}
+}
+
+/* The code whose value is nearest to `zero`. */
+static uint8_t zero_code(const struct moe_format *f, float zero)
+{
+	int best = 0;
+
+	for (int i = 1; i < 1 << f->bits; i++) {
+		float d = f->values[i] - zero, b = f->values[best] - zero;
+
+		if (d * d < b * b)
+			best = i;
+	}
+	return (uint8_t)best;
+}
+
+static int64_t count_nan(const struct moe_format *f, const uint8_t *code, int64_t k)
+{
+	int64_t count = 0;
+
+	for (int64_t i = 0; i < k; i++)
+		count += f->values[code[i]] != f->values[code[i]];
+	return count;
+}
+
+/* Row `row` of q as row n of a panel; how many codes are NaN. */
+static int64_t pack_row(const struct moe_coding *c, int64_t block, const struct moe_quantised *q,
+			const struct moe_coded_window *w, int64_t row, int64_t n, uint8_t *panel)
+{
+	struct moe_coded_layout l = moe_coded_layout(c, w->k);
+	int64_t first = w->k0 / c->group, groups = moe_groups(c, w->k);
+	int64_t nan = 0, kp = moe_round_up(w->k, MOE_PACK_K);
+	uint8_t buffer[256];
+	int zero = 0;
+
+	for (int64_t g = 0; g < groups; g++) {
+		moe_scale_put(panel, c->scale, g * MOE_PACK_N + n,
+			      q->reader->scale(q, row, first + g));
+		if (!c->zero)
+			continue;
+		zero = q->reader->zero(q, row, first + g);
+		panel[l.zero + (size_t)(g * MOE_PACK_N + n)] = (uint8_t)(int8_t)zero;
+	}
+	for (int64_t k = 0; k < w->k; k += (int64_t)sizeof buffer) {
+		int64_t count = MOE_MIN((int64_t)sizeof buffer, w->k - k);
+
+		q->reader->codes(q, row, w->k0 + k, count, buffer);
+		if (c->format->codes == MOE_CODES_SIGN_MAGNITUDE)
+			nan += count_nan(c->format, buffer, count);
+		put_codes(c->format->bits, block, n, k, count, buffer, panel + l.codes);
+	}
+	if (w->k == kp)
+		return nan;
+	memset(buffer, zero_code(c->format, (float)zero), MOE_PACK_K);
+	put_codes(c->format->bits, block, n, w->k, kp - w->k, buffer, panel + l.codes);
+	return nan;
+}
+
+int64_t moe_coded_pack(enum moe_layout layout, struct moe_weight *W, const struct moe_quantised *q,
+		       const struct moe_coded_window *w)
+{
+	struct moe_coding c = moe_coding_of(q, w);
+	size_t stride = moe_coded_layout(&c, w->k).stride;
+	uint8_t *panel = W->data;
+	int64_t nan = 0;
+
+	W->layout = layout;
+	W->dtype = MOE_U8;
+	W->coding = c;
+	W->n = w->n;
+	W->k = w->k;
+	if (!q->codes.data)
+		return 0;
+	for (int64_t n = 0; n < w->n; n += MOE_PACK_N, panel += stride) {
+		memset(panel, 0, stride); /* no scale: rows beyond n are 0 */
+		for (int64_t i = 0; i < MOE_MIN(MOE_PACK_N, w->n - n); i++)
+			nan += pack_row(&c, block_of(layout), q, w, w->n0 + (n + i) * w->step, i,
+					panel);
+	}
+	return nan;
+}
+
+/* ---- decoding ---- */
+
+struct moe_coded_panel moe_coded_panel(const struct moe_weight *W, int64_t index)
+{
+	struct moe_coded_layout l = moe_coded_layout(&W->coding, W->k);
+	const uint8_t *base = (const uint8_t *)W->data + (size_t)index * l.stride;
+
+	return (struct moe_coded_panel){ &W->coding,	block_of(W->layout),
+					 W->k,		moe_groups(&W->coding, W->k),
+					 base,		base + l.zero,
+					 base + l.codes };
+}
+
+void moe_coded_scales(const struct moe_coded_panel *p, int64_t group, float scale[MOE_PACK_N])
+{
+	for (int n = 0; n < MOE_PACK_N; n++)
+		scale[n] = moe_scale_at(p->scale, p->coding->scale, group * MOE_PACK_N + n);
+}
+
+void moe_coded_zeros(const struct moe_coded_panel *p, int64_t group, float zero[MOE_PACK_N])
+{
+	for (int n = 0; n < MOE_PACK_N; n++)
+		zero[n] = p->coding->zero ? (float)((const int8_t *)p->zero)[group * MOE_PACK_N + n]
+					  : 0.0f;
+}
+
+/* The group of a column; those of the padding belong to the last. */
+static int64_t group_of(const struct moe_coded_panel *p, int64_t k)
+{
+	return MOE_MIN((p->coding->phase + k) / p->coding->group, p->groups - 1);
+}
+
+/* Past the last column of k's group. */
+static int64_t group_end(const struct moe_coded_panel *p, int64_t k)
+{
+	int64_t g = group_of(p, k);
+
+	return g == p->groups - 1 ? INT64_MAX : (g + 1) * p->coding->group - p->coding->phase;
+}
+
+static inline uint16_t to_bf16(float v)
+{
+	uint32_t bits;
+
+	memcpy(&bits, &v, sizeof bits);
+	return (bits & 0x7fffffffu) < 0x00800000u ? (uint16_t)(bits >> 16 & 0x8000u)
+						  : moe_f32_to_bf16(v);
+}
+
+void moe_coded_decode(const struct moe_coded_panel *p, int64_t k0, int64_t k, uint16_t *dst)
+{
+	const float *values = p->coding->format->values;
+	int bits = p->coding->format->bits;
+	int64_t end = k0 + k, base = k0 * MOE_PACK_N;
+	float scale[MOE_PACK_N], zero[MOE_PACK_N];
+
+	while (k0 < end) {
+		int64_t next = MOE_MIN(end, group_end(p, k0));
+
+		moe_coded_scales(p, group_of(p, k0), scale);
+		moe_coded_zeros(p, group_of(p, k0), zero);
+		for (int n = 0; n < MOE_PACK_N; n++)
+			for (int64_t i = k0; i < next; i++) {
+				int64_t e = element(p->block, n, i);
+
+				dst[e - base] = to_bf16(
+					(values[code_at(p->codes, bits, e)] - zero[n]) * scale[n]);
+			}
+		k0 = next;
+	}
+}
+
+void moe_coded_rows(const struct moe_weight *W, int64_t n0, int64_t n1, int64_t k0, int64_t k1,
+		    float *dst, int64_t ld)
+{
+	const float *values = W->coding.format->values;
+	int bits = W->coding.format->bits;
+	float scale[MOE_PACK_N], zero[MOE_PACK_N];
+
+	for (int64_t n = n0; n < n1;) {
+		struct moe_coded_panel p = moe_coded_panel(W, n / MOE_PACK_N);
+		int64_t last = MOE_MIN(n1, moe_round_up(n + 1, MOE_PACK_N));
+
+		for (int64_t k = k0, next; k < k1; k = next) {
+			next = MOE_MIN(k1, group_end(&p, k));
+			moe_coded_scales(&p, group_of(&p, k), scale);
+			moe_coded_zeros(&p, group_of(&p, k), zero);
+			for (int64_t i = n; i < last; i++)
+				for (int64_t j = k; j < next; j++) {
+					int64_t r = i % MOE_PACK_N, e = element(p.block, r, j);
+
+					dst[(i - n0) * ld + j - k0] =
+						(values[code_at(p.codes, bits, e)] - zero[r]) *
+						scale[r];
+				}
+		}
+		n = last;
+	}
+}
+
+/* ---- for the drivers ---- */
+
+const uint16_t *moe_panel_address(const struct moe_weight *W, int64_t index)
+{
+	if (moe_is_coded(W))
+		return (const uint16_t *)(const void *)moe_coded_panel(W, index).codes;
+	return (const uint16_t *)W->data +
+	       index * moe_packed_stride(moe_round_up(W->k, MOE_PACK_K));
+}
+
+const uint16_t *moe_forward_panel(const struct moe_tiles *t, const struct moe_weight *W,
+				  int64_t index, uint16_t *buffer)
+{
+	struct moe_coded_panel p;
+
+	if (!moe_is_coded(W))
+		return moe_panel_address(W, index);
+	p = moe_coded_panel(W, index);
+	t->decode(&p, 0, moe_round_up(W->k, MOE_PACK_K), buffer);
+	return buffer;
+}
+
+void moe_backward_slice(const struct moe_tiles *t, const struct moe_weight *W, int64_t first,
+			int64_t n, int64_t col, int64_t width, uint16_t *buffer,
+			struct moe_bwd_seg *seg)
+{
+	if (!moe_is_coded(W)) {
+		seg->w = moe_panel_address(W, first) + MOE_PACK_N * col;
+		seg->stride = moe_packed_stride(moe_round_up(W->k, MOE_PACK_K));
+		return;
+	}
+	width = moe_round_up(width, MOE_PACK_K);
+	seg->w = buffer;
+	seg->stride = MOE_PACK_N * width;
+	seg->after = buffer;
+	for (int64_t i = 0; i * MOE_PACK_N < n; i++) {
+		struct moe_coded_panel p = moe_coded_panel(W, first + i);
+
+		t->decode(&p, col, width, buffer + i * seg->stride);
+	}
+}
+
+int moe_coded_columns(int64_t n)
+{
+	int columns = 128; /* divides MOE_CHUNK */
+
+	while (columns > MOE_PACK_K && 2 * n * columns > SLICE_BYTES)
+		columns /= 2;
+	return columns;
+}
+
+size_t moe_coded_slice_bytes(int64_t n)
+{
+	/* fewer rows may take wider slices */
+	return (size_t)MOE_MAX(moe_round_up(n, MOE_PACK_N) * moe_coded_columns(n) *
+				       (int64_t)sizeof(uint16_t),
+			       SLICE_BYTES);
+}

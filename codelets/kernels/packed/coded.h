@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Quantised weights as kernels read them. [n, k] lies in panels of 16 rows as plain packed weights
+ *do (tiles.h); a panel is scales [groups][16] in the coding's dtype, zeros [groups][16] bytes where
+ *there are zeros, codes of the 16 kp elements, in the order of elements of the plain panel but for
+ *a permutation that makes unpacking into it cheap: 8 bits: of 64 elements, element i < 32 is byte
+ *16 (i / 8) + i % 8, element 32 + i eight bytes on 4 bits: of 128 elements, element 32 z + i is
+ *nibble z of the 16-bit word i each part padded to 64 bytes. Columns beyond k hold zeros (codes of
+ *value 0); rows beyond n have the scale 0.
+ *
+ * Compute decodes a panel (forward) or a slice of all panels (backward) into scratch, as bf16
+ *elements of the plain layout, and multiplies by that: it lives as long as the op.
+ */
+#ifndef MOE_CODELETS_KERNELS_PACKED_CODED_H
+#define MOE_CODELETS_KERNELS_PACKED_CODED_H
+
+#include "codelets/kernels/packed/layout.h"
+
+/* A window of a stored matrix: rows n0, n0 + step, ... and columns k0.. */
+struct moe_coded_window {
+	int64_t n0, n, k0, k;
+	int64_t step; /* 1; 2 where gate's and up's rows alternate */
+};
+
+/* Where a panel's parts begin, and how long it is; bytes. */
+struct moe_coded_layout {
+	size_t zero, codes, stride;
+};
+struct moe_coded_layout moe_coded_layout(const struct moe_coding *c, int64_t k);
+
+/* Of a window of q: the phase is set. */
+struct moe_coding moe_coding_of(const struct moe_quantised *q, const struct moe_coded_window *w);
+size_t moe_coded_bytes(const struct moe_coding *c, int64_t n, int64_t k);
+/* The layout that a table's weights decode to. */
+enum moe_layout moe_coded_order(const struct moe_kernels *table);
+/*
+ * W->data has moe_coded_bytes. q without codes.data: the description only. Returns how many codes have no finite
+ * value.
+ */
+int64_t moe_coded_pack(enum moe_layout layout, struct moe_weight *W, const struct moe_quantised *q,
+		    const struct moe_coded_window *w);
+
+/* A panel of W, ready for decoders. */
+struct moe_coded_panel {
+	const struct moe_coding *coding;
+	int64_t block; /* 8 or 32: k of a block of the layout */
+	int64_t k, groups;
+	const uint8_t *scale, *zero, *codes;
+};
+struct moe_coded_panel moe_coded_panel(const struct moe_weight *W, int64_t index);
+/* Scales (or zeros) of a group's 16 rows as f32. */
+void moe_coded_scales(const struct moe_coded_panel *p, int64_t group, float scale[MOE_PACK_N]);
+void moe_coded_zeros(const struct moe_coded_panel *p, int64_t group, float zero[MOE_PACK_N]);
+
+/*
+ * Columns k0..k0+k of a panel (multiples of 8, with BLOCKS32 of 32) as bf16 elements of the plain
+ * layout: the f32 value rounded to nearest even, results below the smallest normal number 0. Every
+ * table's decode has the same bits (struct moe_tiles).
+ */
+void moe_coded_decode(const struct moe_coded_panel *p, int64_t k0, int64_t k, uint16_t *dst);
+/* Rows n0..n1, columns k0..k1 as f32: exact. ld between rows of dst. */
+void moe_coded_rows(const struct moe_weight *W, int64_t n0, int64_t n1, int64_t k0, int64_t k1,
+		    float *dst, int64_t ld);
+
+static inline bool moe_is_coded(const struct moe_weight *W)
+{
+	return W->coding.format != NULL;
+}
+
+/*
+ * Panels of one weight for a forward: those of a plain one where they are, or decoded into `buffer`
+ * (16 kp elements).
+ */
+const uint16_t *moe_forward_panel(const struct moe_tiles *t, const struct moe_weight *W,
+				  int64_t index, uint16_t *buffer);
+/* What a forward reads after panel `index - 1`: an address to prefetch from. */
+const uint16_t *moe_panel_address(const struct moe_weight *W, int64_t index);
+/*
+ * A backward's segment of columns col..col+width of all panels from `first` on (n rows): w and
+ * stride are set; quantised weights are decoded into buffer (n times width, padded to MOE_PACK_K).
+ */
+void moe_backward_slice(const struct moe_tiles *t, const struct moe_weight *W, int64_t first,
+			int64_t n, int64_t col, int64_t width, uint16_t *buffer,
+			struct moe_bwd_seg *seg);
+/*
+ * How many columns a backward decodes at a time, where `n` rows of weights share the scratch; and
+ * the scratch of up to n rows, a multiple of MOE_PACK_N.
+ */
+int moe_coded_columns(int64_t n);
+size_t moe_coded_slice_bytes(int64_t n);
+
+#endif
