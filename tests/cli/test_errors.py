@@ -119,7 +119,7 @@ ROWS = [
     ("MOESAIC_PYTHON=/absent/python data --model {m} --data {d}/rows.jsonl", 2, "/absent/python", "MOESAIC_PYTHON"),
     ("MOESAIC_PYTHON=/bin/true generate --model {m} --raw x", 2, "the tokenizer process ended"),
     # train
-    (TRAIN + " --lora-target up_proj", 2, "--lora-target", "name all three"),
+    (TRAIN + " --lora-target up_proj", 2, "lora_targets", "name both"),
     (TRAIN + " --lora-target w_proj", 2, "w_proj"),
     ("train --model {m} --data {t} --output-dir {d}/empty", 2, "empty is not a folder"),
     ("train --model {m} --data {t} --output-dir {d}/empty/out", 2, "--output-dir", "Not a directory"),
