@@ -530,7 +530,7 @@ MOE_API enum moe_status moe_experts_forward_async(struct moe_expert_layer *layer
 /*
  * Of the latest forward that is kept: grad_out, grad_x [T, H], grad_weights [T, k] or NULL, T as in that forward.
  * Parameter gradients are multiplied by scale (finite, > 0). Refused arguments leave the forward kept; any later
- * failure uses it up, and the text says so.
+ * failure uses it up, and the text says so; so does a change of weights or LoRA after the forward.
  */
 MOE_API enum moe_status moe_experts_backward(struct moe_expert_layer *layer,
 					     const struct moe_array *grad_out, double scale,

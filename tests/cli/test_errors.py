@@ -119,7 +119,7 @@ ROWS = [
     ("MOESAIC_PYTHON=/absent/python data --model {m} --data {d}/rows.jsonl", 2, "/absent/python", "MOESAIC_PYTHON"),
     ("MOESAIC_PYTHON=/bin/true generate --model {m} --raw x", 2, "the tokenizer process ended"),
     # train
-    (TRAIN + " --lora-target up_proj", 2, "lora_targets", "name both"),
+    (TRAIN + " --lora-target up_proj", 2, "up_proj", "name both, or neither"),
     (TRAIN + " --lora-target w_proj", 2, "w_proj"),
     ("train --model {m} --data {t} --output-dir {d}/empty", 2, "empty is not a folder"),
     ("train --model {m} --data {t} --output-dir {d}/empty/out", 2, "--output-dir", "Not a directory"),
@@ -131,6 +131,7 @@ ROWS = [
     ("generate --model {m} two words", 2, "one prompt, in quotes; 2 arguments"),
     ("generate --model {m} --raw --system s x", 2, "--raw and --system exclude each other"),
     ("generate --model {m} --no-system --system s x", 2, "--no-system and --system exclude each other"),
+    ("bench lyaer", 2, "unknown bench 'lyaer'", "did you mean 'layer'?"),
     ("doctor --quick", 2, "--quick goes with --calibrate"),
     ("MOESAIC_ISA=sse9 doctor", 1, "of this machine must be solved first"),
 ]
@@ -160,10 +161,12 @@ BEYOND = {
     "--%s %lld, but the adapter in %s has rank %d": "needs a trained adapter: test_run.py",
     "not in this version yet": "commands that are not built yet: test_flags.py",
     "standard output cannot be written": "test_full_standard_output",
-    "%s needs moesaic-trace, which is neither beside moesaic nor in PATH": "test_without_moesaic_trace",
+    "bench %s needs a checkout of moesaic with its Python": "test_without_its_other_programs",
+    "%s is not beside moesaic: in a checkout, cmake --build build/release --target %s": "test_without_its_other_programs",
+    "%s needs moesaic-trace, which is neither beside moesaic nor in PATH": "test_without_its_other_programs",
 }
 # Files whose texts must all be met; those of merge, convert and inspect have tests of their own.
-COVERED = """cli completion config dataset doctor estimate eval foreign generate main model option_values options python token_check
+COVERED = """bench cli completion config dataset doctor estimate eval foreign generate main model option_values options python token_check
 token_file tokenizer train""".split()
 
 
@@ -232,13 +235,15 @@ class Errors(Case):
         self.assertEqual(result.returncode, 2)
         self.assertIn("standard output cannot be written", result.stderr)
 
-    def test_without_moesaic_trace(self):
+    def test_without_its_other_programs(self):
         os.mkdir(self.path("bin"))
         shutil.copy(TOOL, self.path("bin", "moesaic"))
-        result = subprocess.run([self.path("bin", "moesaic"), "trace", "x"], capture_output=True, text=True,
-                                env={"PATH": "/nowhere"})  # fmt: skip
-        self.assertEqual(result.returncode, 2)
-        self.assertIn("needs moesaic-trace", result.stderr)
+        for arguments, part in ((["trace", "x"], "needs moesaic-trace"), (["bench", "layer"], "--target bench_layer"),
+                                (["bench", "peers"], "needs a checkout")):  # fmt: skip
+            result = subprocess.run([self.path("bin", "moesaic"), *arguments], capture_output=True, text=True,
+                                    env={"PATH": "/nowhere"})  # fmt: skip
+            self.assertEqual(result.returncode, 2)
+            self.assertIn(part, result.stderr)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
 happened, no half-written file has a final name, and what is no error changes no result."""
 
 import os
+import resource
 import subprocess
 import unittest
 
-from support import MODEL, Case, environment
+from support import MODEL, VENV_PYTHON, Case, environment
 
 FAULT = os.environ["MOESAIC_FAULT"]
 FINAL = ("adapter_model.safetensors", "adapter_config.json", "trainer_state.json")
@@ -98,6 +99,28 @@ class Faults(Case):
         for arguments in (["eval", "--model", MODEL, "--data", self.data, "--threads", "2"],
                           ["estimate", "--model", MODEL]):  # fmt: skip
             self.each("read", lambda: arguments, lambda f, r: r.returncode and self.check_failure(f, r, (2, 3)))
+
+    @unittest.skipUnless(os.path.exists(VENV_PYTHON), "no build/venv (./run setup makes it)")
+    def test_data_and_generate(self):
+        rows = self.write("rows.jsonl", '{"text": "a hack is a quick job"}\n')
+        output = self.path("t.safetensors")
+        limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))  # noqa: E731
+        result = subprocess.run([FAULT, "data", "--model", MODEL, "--data", rows, "--output", output, "--quiet"],
+                                capture_output=True, text=True, env=environment(), preexec_fn=limit)  # fmt: skip
+        self.check_failure("data, file size", result, (2,))
+        self.assertIn("t.safetensors", result.stderr)
+        self.assertEqual([name for name in os.listdir(self.path()) if "safetensors" in name and name != "train.safetensors"], [])
+        line = self.bad(2, "data", "--model", MODEL, "--data", rows, "--output", "/proc/t.safetensors", "--quiet")
+        self.assertIn("/proc/", line)
+        self.assertIn(rows, self.bad(2, "data", "--model", MODEL, "--data", rows + "/x"))
+        flags = ["generate", "--model", MODEL, "--raw", "--max-new-tokens", 2, "--threads", 2, "a hack"]
+        for kind in ("read", "open", "write"):
+            self.each(kind, lambda: flags, lambda f, r: r.returncode and self.check_failure(f, r, (2, 3)), dense=3, growth=4)
+        for n in instants(3, 6, 10**7):
+            result, _ = self.run_with(f"alloc:{n}", *flags)
+            if result.returncode == 0:
+                return
+            self.check_failure(f"generate alloc:{n}", result, (3,))
 
     def test_no_memory(self):
         for arguments in (self.train_arguments("--max-steps", 1, data=self.data),

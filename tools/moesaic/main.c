@@ -140,6 +140,8 @@ int main(int argc, char **argv)
 			}
 		return finish(CLI_DONE);
 	}
+	if (!strcmp(argv[1], "bench"))
+		return finish(bench_exec(argv));
 	if (!strcmp(argv[1], "--completion"))
 		return finish(cli_completion(argc > 2 ? argv[2] : NULL));
 	if (!strcmp(argv[1], "--man")) {

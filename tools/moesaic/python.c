@@ -53,8 +53,7 @@ void arguments_options(struct arguments *a, const struct settings *s, const stru
 	}
 }
 
-/* A file that lies so many folders above the program, if it is there. */
-static char *above_program(int levels, const char *relative)
+char *above_program(int levels, const char *relative)
 {
 	char exe[PATH_MAX];
 	ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);

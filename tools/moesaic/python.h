@@ -34,6 +34,8 @@ int python_start(const char *module, const struct arguments *a, struct python_ch
 /* Closes the streams and waits; the exit code. */
 int python_stop(const char *module, struct python_child *child);
 
+/* A file that lies so many folders above the program, NULL if it is not there; free it. */
+char *above_program(int levels, const char *relative);
 /* Has that Python what moesaic.data needs? *path: which one it is; free it. */
 bool python_ready(char **path);
 
