@@ -349,6 +349,7 @@ static enum moe_status set_lora(struct moe_expert_layer *l, enum moe_block_array
 				moe_experts_array_name(which), moe_dtype_name(src->dtype));
 	MOE_TRY(moe_engine_check_running(l->engine));
 	moe_experts_drain(l);
+	l->values++;
 	MOE_TRY(moe_copy_lora(&l->layer, (enum moe_lora_array)(which - MOE_BLOCK_GATE_LORA_A), MOE_VALUE,
 			      src, true, 1));
 	return MOE_OK;
@@ -440,6 +441,7 @@ static enum moe_status init_lora(struct moe_expert_layer *l, uint64_t seed)
 			moe_experts_set(x, which, MOE_VALUE, e, a);
 		}
 	moe_free(a);
+	l->values++;
 	l->lora_ready = true;
 	return MOE_OK;
 }

@@ -47,6 +47,7 @@ struct moe_experts_pass {
 	int capacity, T, ring;
 	int64_t generation; /* of the space's buffers that state points to */
 	int64_t used;	    /* order of forwards */
+	int64_t values;	    /* of the layer, when it ran forward */
 	bool kept;
 };
 
@@ -65,7 +66,8 @@ struct moe_expert_layer {
 	int number;		       /* in it */
 	struct moe_experts_pass *pass; /* [n_passes] */
 	int n_passes, kept;
-	int64_t forwards, steps, version; /* version: of the base weights */
+	int64_t forwards, steps;
+	int64_t version, values; /* of the base weights; of all that a pass computes with */
 	int64_t *map;			  /* NULL: the same */
 	bool loaded, lora_ready;
 	/* gradient window */

@@ -169,6 +169,7 @@ static enum moe_status forward(struct moe_expert_layer *l, const struct moe_arra
 	pthread_mutex_unlock(&l->space->lock);
 	MOE_TRY(st);
 	p->used = ++l->forwards;
+	p->values = l->values;
 	p->kept = save;
 	l->kept += save;
 	*used = p;
@@ -331,6 +332,11 @@ static enum moe_status backward(struct moe_expert_layer *l, const struct moe_arr
 
 	MOE_TRY(check_backward(l, p, grad_out, scale, grad_x, grad_weights));
 	MOE_TRY(moe_window_state(l, &window));
+	if (p->values != l->values) {
+		forget(l, p);
+		return moe_fail(MOE_ERR_STATE, "weights or LoRA were changed after the forward, which is used "
+					       "up: run it again");
+	}
 	pthread_mutex_lock(&l->space->lock);
 	st = run_backward(l, p, window != MOE_WINDOW_OPEN, scale, grad_out, grad_x, grad_weights);
 	pthread_mutex_unlock(&l->space->lock);

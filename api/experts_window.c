@@ -268,6 +268,7 @@ static enum moe_status update_lora(struct moe_expert_layer *l)
 	MOE_TRY(moe_submit_begin(l->engine));
 	st = moe_window_submit_exchange(&c, l, MOE_TAKE, true, false);
 	moe_submit_end(l->engine);
+	l->values++;
 	if (st != MOE_OK)
 		moe_ticket_drain(l->ticket);
 	return st;
@@ -294,6 +295,7 @@ static enum moe_status update_base(struct moe_expert_layer *l)
 	st = moe_graph_moe_take_base(&c, &l->layer, &l->tensors, &a);
 	moe_submit_end(l->engine);
 	l->version++;
+	l->values++;
 	if (st != MOE_OK)
 		moe_ticket_drain(l->ticket);
 	return st;
@@ -444,6 +446,7 @@ static enum moe_status update(struct moe_expert_layer *l, const struct moe_adamw
 	st = submit_update(l, &o);
 	moe_submit_end(l->engine);
 	l->version += l->params.train_base;
+	l->values++;
 	moe_window_close(l);
 	if (pending.pass) { /* wait has nothing to publish then */
 		l->pending = pending;

@@ -134,7 +134,7 @@ static enum moe_status load_shape(struct moe_model *m, const char *targets)
 	MOE_TRY(moe_model_shape(m));
 	MOE_TRY(moe_model_plan_memory(m, NULL));
 	MOE_TRY(moe_model_load_weights(m, NULL));
-	MOE_TRY(moe_model_make_gates(m, NULL));
+	MOE_TRY(moe_model_make_folded(m, NULL));
 	MOE_TRY(moe_model_init_lora(m));
 	return make_runtime(m);
 }
@@ -160,10 +160,11 @@ static enum moe_status load(struct moe_model *m, const char *adapter_dir, const 
 	MOE_TRY_GOTO(moe_model_shape(m), status, out);
 	MOE_TRY_GOTO(moe_model_plan_memory(m, st), status, out);
 	MOE_TRY_GOTO(moe_model_load_weights(m, st), status, out);
-	MOE_TRY_GOTO(moe_model_make_gates(m, st), status, out);
+	MOE_TRY_GOTO(moe_model_make_folded(m, st), status, out);
 	MOE_TRY_GOTO(moe_model_init_lora(m), status, out);
 	if (adapter)
 		MOE_TRY_GOTO(moe_model_set_adapter(m, adapter), status, out);
+	moe_model_folded_done(m);
 	status = make_runtime(m);
 out:
 	moe_adapter_free(adapter);
@@ -213,7 +214,7 @@ void moe_model_close(struct moe_model *m)
 			moe_decoder_slot_destroy(&m->slot[i]);
 		moe_decoder_tensors_destroy(m->engine, &m->tensors);
 		moe_model_free_decoder(m);
-		moe_model_free_gates(m);
+		moe_model_free_folded(m);
 		moe_ticket_destroy(m->ticket);
 	}
 	moe_free((void *)m->params.dir);
@@ -271,9 +272,9 @@ enum moe_status moe_model_get_info(struct moe_model *m, struct moe_model_info *i
 	for (int i = 0; i < a->n_eos && i < 8; i++)
 		info->eos_ids[i] = a->eos_ids[i];
 	moe_model_count_lora(m, &info->attention_lora_params, &info->expert_lora_params,
-			     &info->gate_lora_params);
+			     &info->other_lora_params);
 	if (!m->params.inference_only)
 		info->trainable_params = info->attention_lora_params + info->expert_lora_params +
-					 info->gate_lora_params;
+					 info->other_lora_params;
 	return MOE_OK;
 }

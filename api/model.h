@@ -29,21 +29,24 @@ struct moe_lora_plan {
 	bool share_a, rslora;
 };
 
-/* LoRA of a matrix that is kept whole and exact: the base and W = base + scale B A are both f32. */
-struct moe_gate_lora {
+/*
+ * LoRA that is folded into its matrix, W = base + scale B A in f32: of routers, gates and MLPs,
+ * which have no LoRA in the graph. base is kept for small ones (routers and gates).
+ */
+struct moe_folded_lora {
 	int64_t n, k;
-	int r;	/* 0: not adapted */
+	int r; /* 0: not adapted */
 	float scale;
-	float *a, *b, *base; /* [r, k], [n, r], [n, k]; one allocation, at a */
+	float *a, *b, *base; /* [r, k], [n, r], [n, k] or NULL */
 };
-enum { MOE_GATE_ROUTER, MOE_GATE_SHARED, MOE_GATES };
+#define MOE_FOLDED (MOE_ADAPTER_TARGETS - MOE_ADAPTER_EXPERTS - 1) /* targets above the experts */
 
 struct moe_model {
 	struct moe_engine *engine;
 	struct moe_model_params params; /* dir and adapter owned; defaults filled in */
 	struct moe_arch arch;
 	struct moe_lora_plan lora;
-	struct moe_gate_lora (*gates)[MOE_GATES]; /* [layers]; NULL: none are adapted */
+	struct moe_folded_lora (*folded)[MOE_FOLDED]; /* [layers]; NULL: none are adapted */
 	struct moe_decoder decoder;
 	struct moe_decoder_tensors tensors;
 	struct moe_decoder_slot slot[MOE_MODEL_SLOTS];
@@ -91,10 +94,18 @@ void moe_model_free_decoder(struct moe_model *m);
 enum moe_status moe_model_make_rope(struct moe_model *m);
 enum moe_status moe_model_load_weights(struct moe_model *m, const struct moe_safetensors *st);
 enum moe_status moe_model_init_lora(struct moe_model *m);
-/* api/model_gates.c: memory and base, once the weights are there; W after a change of A or B. */
-enum moe_status moe_model_make_gates(struct moe_model *m, const struct moe_safetensors *st);
-enum moe_status moe_model_fold_gates(struct moe_model *m);
-void moe_model_free_gates(struct moe_model *m);
+/* api/model_folded.c: memory and base, once the weights are there (st NULL: memory only). */
+enum moe_status moe_model_make_folded(struct moe_model *m, const struct moe_safetensors *st);
+/* Values of A and B, then all W. A matrix whose base was dropped cannot change: MOE_ERR_ARG. */
+enum moe_status moe_model_fold(struct moe_model *m);
+/* Drops the large bases. */
+void moe_model_folded_done(struct moe_model *m);
+void moe_model_free_folded(struct moe_model *m);
+static inline struct moe_folded_lora *moe_model_folded(struct moe_model *m, int layer,
+						       enum moe_adapter_target t)
+{
+	return &m->folded[layer][t - MOE_ADAPTER_EXPERTS - 1];
+}
 enum moe_status moe_model_set_adapter(struct moe_model *m, const struct moe_adapter *adapter);
 /* The tensor of a role, whichever name it has. Absent: MOE_ERR_FORMAT naming it. */
 enum moe_status moe_model_find(const struct moe_model *m, const struct moe_safetensors *st,

@@ -47,19 +47,6 @@ static enum moe_status init_experts(struct moe_model *m, int layer, struct moe_e
 	return MOE_OK;
 }
 
-/* Differs from the experts' 4, 5, 6. */
-#define GATE_SEED 16
-
-static void init_gates(struct moe_model *m)
-{
-	for (int l = 0; m->gates && l < m->arch.n_layers; l++)
-		for (int w = 0; w < MOE_GATES; w++) {
-			struct moe_gate_lora *g = &m->gates[l][w];
-
-			moe_lora_init_a(m->params.seed, l, GATE_SEED + w, 0, g->r, g->k, g->a);
-		}
-}
-
 enum moe_status moe_model_init_lora(struct moe_model *m)
 {
 	for (int i = 0; i < m->decoder.n_layers; i++) {
@@ -80,18 +67,17 @@ enum moe_status moe_model_init_lora(struct moe_model *m)
 		if (l->experts && l->experts->r && !moe_engine_is_dry(m->engine))
 			MOE_TRY(init_experts(m, i, l->experts));
 	}
-	if (!moe_engine_is_dry(m->engine))
-		init_gates(m);
 	return MOE_OK;
 }
 
 static enum moe_status other_rank(const struct moe_adapter_entry *e, int64_t rank, double scale,
 				  int own, double own_scale)
 {
-	return moe_fail(MOE_ERR_ARG,
-			"the adapter's %s has rank %lld and scale %g, the model's %d and %g: open the "
-			"model with this adapter instead",
-			moe_adapter_target_name(e->target), (long long)rank, scale, own, own_scale);
+	return moe_fail(
+		MOE_ERR_ARG,
+		"the adapter's %s has rank %lld and scale %g, the model's %d and %g: open the "
+		"model with this adapter instead",
+		moe_adapter_target_name(e->target), (long long)rank, scale, own, own_scale);
 }
 
 static bool same(double a, double b)
@@ -102,9 +88,8 @@ static bool same(double a, double b)
 /* What the engine computes B A with. */
 static double scale_of(const struct moe_model *m, enum moe_adapter_target t)
 {
-	return m->lora.rank[t]
-		       ? moe_lora_scaling(m->lora.rslora, m->lora.rank[t], m->lora.alpha[t])
-		       : 0;
+	return m->lora.rank[t] ? moe_lora_scaling(m->lora.rslora, m->lora.rank[t], m->lora.alpha[t])
+			       : 0;
 }
 
 static enum moe_status check_experts(const struct moe_model *m, const struct moe_adapter *adapter,
@@ -122,8 +107,9 @@ static enum moe_status check_experts(const struct moe_model *m, const struct moe
 		return other_rank(e, e->gate_up_rank, moe_adapter_gate_up_scaling(adapter, e),
 				  m->lora.gate_up_rank, scale);
 	if (m->lora.share_a && !adapter->share_a)
-		return moe_fail(MOE_ERR_ARG, "the adapter has an A each for gate and up; the model's "
-					     "share one");
+		return moe_fail(MOE_ERR_ARG,
+				"the adapter has an A each for gate and up; the model's "
+				"share one");
 	return MOE_OK;
 }
 
@@ -199,12 +185,6 @@ static enum moe_status set_experts(struct moe_model *m, const struct moe_adapter
 	return copy_experts(x, MOE_DOWN_B, e->rank, e->down_b, grow, true);
 }
 
-static struct moe_gate_lora *gate_of(struct moe_model *m, const struct moe_adapter_entry *e)
-{
-	return &m->gates[e->layer][e->target == MOE_ADAPTER_SHARED_GATE ? MOE_GATE_SHARED
-									: MOE_GATE_ROUTER];
-}
-
 static enum moe_status set_entry(struct moe_model *m, const struct moe_adapter *adapter,
 				 const struct moe_adapter_entry *e)
 {
@@ -219,8 +199,8 @@ static enum moe_status set_entry(struct moe_model *m, const struct moe_adapter *
 		memcpy(p->lora_a.value, e->a, a);
 		memcpy(p->lora_b.value, e->b, b);
 	} else {
-		memcpy(gate_of(m, e)->a, e->a, a);
-		memcpy(gate_of(m, e)->b, e->b, b);
+		memcpy(moe_model_folded(m, e->layer, e->target)->a, e->a, a);
+		memcpy(moe_model_folded(m, e->layer, e->target)->b, e->b, b);
 	}
 	return MOE_OK;
 }
@@ -232,11 +212,13 @@ static void clear_absent(struct moe_model *m, const struct moe_adapter *adapter)
 		struct moe_decoder_layer *l = &m->decoder.layers[i];
 		struct moe_experts *e = l->experts;
 
-		for (int w = 0; m->gates && w < MOE_GATES; w++)
-			if (!moe_adapter_find(adapter, i, MOE_ADAPTER_ROUTER + w))
-				memset(m->gates[i][w].b, 0,
-				       (size_t)(m->gates[i][w].n * m->gates[i][w].r) *
-					       sizeof(float));
+		for (int t = MOE_ADAPTER_EXPERTS + 1; m->folded && t < MOE_ADAPTER_TARGETS; t++) {
+			struct moe_folded_lora *f =
+				moe_model_folded(m, i, (enum moe_adapter_target)t);
+
+			if (f->r && !moe_adapter_find(adapter, i, (enum moe_adapter_target)t))
+				memset(f->b, 0, (size_t)(f->n * f->r) * sizeof(float));
+		}
 		for (int j = 0; j < MOE_ATTN_LINEARS; j++)
 			if (l->linear[j].r &&
 			    !moe_adapter_find(adapter, i, (enum moe_adapter_target)j))
@@ -251,7 +233,8 @@ static void clear_absent(struct moe_model *m, const struct moe_adapter *adapter)
 
 			memset(part->gate_b.value, 0,
 			       (size_t)(e->E * part->gate_b.piece) * sizeof(float));
-			memset(part->up_b.value, 0, (size_t)(e->E * part->up_b.piece) * sizeof(float));
+			memset(part->up_b.value, 0,
+			       (size_t)(e->E * part->up_b.piece) * sizeof(float));
 			moe_param_pack_all(&part->gate_b, 0, e->E);
 			moe_param_pack_all(&part->up_b, 0, e->E);
 		}
@@ -296,7 +279,7 @@ enum moe_status moe_model_set_adapter(struct moe_model *m, const struct moe_adap
 	clear_absent(m, adapter);
 	for (size_t i = 0; i < adapter->n_entries; i++)
 		MOE_TRY(set_entry(m, adapter, &adapter->entries[i]));
-	MOE_TRY(moe_model_fold_gates(m));
+	MOE_TRY(moe_model_fold(m));
 	clear_all_moments(m);
 	return MOE_OK;
 }
@@ -343,7 +326,7 @@ static enum moe_status get_experts(struct moe_model *m, struct moe_experts *x,
 	return copy_experts(x, MOE_DOWN_B, r, e->down_b, 1, false);
 }
 
-static void get_gate(const struct moe_gate_lora *g, struct moe_adapter_entry *e)
+static void get_folded(const struct moe_folded_lora *g, struct moe_adapter_entry *e)
 {
 	e->in = g->k;
 	e->out = g->n;
@@ -368,7 +351,7 @@ static enum moe_status get_layer(struct moe_model *m, int i, struct moe_adapter 
 		if (j == MOE_ADAPTER_EXPERTS) {
 			MOE_TRY(get_experts(m, l->experts, e));
 		} else if (j >= MOE_ADAPTER_ATTENTION) {
-			get_gate(gate_of(m, e), e);
+			get_folded(moe_model_folded(m, i, e->target), e);
 		} else {
 			e->in = l->linear[j].weight.k;
 			e->out = l->linear[j].weight.n;

@@ -12,22 +12,28 @@
 /* Whether a layer could have the target. */
 static bool possible(const struct moe_arch *arch, int target, int layer)
 {
-	if (target < MOE_ADAPTER_ATTENTION)
-		return true;
-	return arch->layer_is_moe[layer] &&
-	       (target != MOE_ADAPTER_SHARED_GATE || arch->shared_intermediate);
+	int64_t shape[MOE_MAX_NDIM];
+
+	return moe_arch_tensor_shape(arch, moe_adapter_target_role((enum moe_adapter_target)target),
+				     layer, shape) != 0;
 }
 
 static enum moe_status finish(struct moe_model *m)
 {
-	if (!m->params.inference_only &&
-	    (m->lora.rank[MOE_ADAPTER_ROUTER] || m->lora.rank[MOE_ADAPTER_SHARED_GATE]))
-		return moe_fail(MOE_ERR_UNSUPPORTED,
-				"training an adapter of the router (gate, or all-linear) or of "
-				"shared_expert_gate is not in this version: name other targets");
-	for (int t = 0; t < MOE_ADAPTER_TARGETS; t++)
-		for (int l = 0; m->lora.rank[t] && l < m->arch.n_layers; l++)
+	for (int t = 0; t < MOE_ADAPTER_TARGETS; t++) {
+		if (!m->lora.rank[t])
+			continue;
+		if (t > MOE_ADAPTER_EXPERTS && !m->params.inference_only)
+			return moe_fail(
+				MOE_ERR_UNSUPPORTED,
+				"training an adapter of %s (%s) is not in this version: q_proj, "
+				"k_proj, v_proj, o_proj and experts can be trained",
+				moe_adapter_target_name((enum moe_adapter_target)t),
+				t == MOE_ADAPTER_ROUTER ? "the router; all-linear has it too"
+							: "all-linear has it too");
+		for (int l = 0; l < m->arch.n_layers; l++)
 			m->lora.partial[t] |= possible(&m->arch, t, l) && !m->lora.on[t][l];
+	}
 	return MOE_OK;
 }
 
@@ -137,13 +143,6 @@ enum moe_status moe_model_plan_lora(struct moe_model *m, const struct moe_adapte
 void moe_model_count_lora(const struct moe_model *m, int64_t *attention, int64_t *experts,
 			  int64_t *gates)
 {
-	static const enum moe_role roles[MOE_ADAPTER_TARGETS] = { MOE_ROLE_Q,
-								  MOE_ROLE_K,
-								  MOE_ROLE_V,
-								  MOE_ROLE_O,
-								  0,
-								  MOE_ROLE_ROUTER,
-								  MOE_ROLE_SHARED_ROUTER };
 	const struct moe_lora_plan *p = &m->lora;
 	const struct moe_arch *a = &m->arch;
 	int64_t shape[MOE_MAX_NDIM], H = a->hidden, I = a->moe_intermediate;
@@ -159,7 +158,9 @@ void moe_model_count_lora(const struct moe_model *m, int64_t *attention, int64_t
 					     p->gate_up_rank * ((p->share_a ? 1 : 2) * H + 2 * I));
 				continue;
 			}
-			if (moe_arch_tensor_shape(a, roles[t], l, shape) == 2)
+			if (moe_arch_tensor_shape(
+				    a, moe_adapter_target_role((enum moe_adapter_target)t), l,
+				    shape) == 2)
 				*(t < MOE_ADAPTER_ATTENTION ? attention : gates) +=
 					p->rank[t] * (shape[0] + shape[1]);
 		}

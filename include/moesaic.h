@@ -530,7 +530,7 @@ MOE_API enum moe_status moe_experts_forward_async(struct moe_expert_layer *layer
 /*
  * Of the latest forward that is kept: grad_out, grad_x [T, H], grad_weights [T, k] or NULL, T as in that forward.
  * Parameter gradients are multiplied by scale (finite, > 0). Refused arguments leave the forward kept; any later
- * failure uses it up, and the text says so.
+ * failure uses it up, and the text says so; so does a change of weights or LoRA after the forward.
  */
 MOE_API enum moe_status moe_experts_backward(struct moe_expert_layer *layer,
 					     const struct moe_array *grad_out, double scale,
@@ -635,7 +635,7 @@ struct moe_model_info {
 	int64_t embed_params, norm_params, attention_params, dense_params, router_params,
 		shared_params, expert_params;
 	int64_t attention_lora_params, expert_lora_params;
-	int64_t gate_lora_params; /* of the router and of the shared expert's gate */
+	int64_t other_lora_params; /* of routers, gates and MLPs */
 	int lora_rank, expert_rank;
 	int64_t eos_ids[8];
 	int n_eos;
@@ -807,6 +807,52 @@ struct moe_estimate {
 };
 MOE_API enum moe_status moe_estimate(const struct moe_estimate_params *params,
 				     struct moe_estimate *out);
+
+/* ---------------------------------------------------------------- files */
+
+/* Called while files are written, in the caller's thread. Nonzero: stop; MOE_ERR_INTERRUPTED. */
+typedef int (*moe_work_fn)(const char *what, int64_t done, int64_t total, void *user);
+
+/* An adapter folded into its base model's weights: a new checkpoint folder. */
+struct moe_merge_params {
+	size_t struct_size;
+	const char *model, *adapter; /* folders; the adapter in any form */
+	const char *output_dir;	     /* must not exist, or be empty; complete or absent */
+	const char *weights;	     /* "keep" (NULL): names, shards and dtypes of the base */
+	int64_t max_shard_bytes;     /* larger shards are split; 0: none */
+	moe_work_fn progress;
+	void *user;
+};
+struct moe_merge_result {
+	size_t struct_size;
+	int64_t tensors, merged, shards, bytes;
+	double seconds;
+};
+/* MOE_ERR_FORMAT: the adapter was made for another model; MOE_ERR_NOFIT: too little disk. */
+MOE_API enum moe_status moe_merge(const struct moe_merge_params *params,
+				  struct moe_merge_result *result);
+
+/* An adapter in another form. */
+struct moe_convert_params {
+	size_t struct_size;
+	const char *in, *out;	    /* out must not exist, or be empty; complete or absent */
+	const char *adapter_format; /* "peft", "per-expert", "kt" */
+	const char *model;	    /* base model: shapes are checked, names are its own; or NULL */
+};
+struct moe_convert_result {
+	size_t struct_size;
+	const char *from, *to; /* forms; constant */
+	int64_t params;	       /* values of A and B in the input */
+};
+MOE_API enum moe_status moe_convert_adapter(const struct moe_convert_params *params,
+					    struct moe_convert_result *result);
+
+/*
+ * What path holds (a model, an adapter, a token file, a training state, a trace, any safetensors
+ * file) as JSON text with the key "kind"; moe_text_free it. MOE_ERR_FORMAT: none of these.
+ */
+MOE_API enum moe_status moe_inspect(const char *path, char **json);
+MOE_API void moe_text_free(char *text);
 
 /* ---------------------------------------------------------------- machine */
 

@@ -466,14 +466,15 @@ static void expect_targets(const struct moe_arch *arch, const char *text, const 
 			   const char *how)
 {
 	static struct moe_targets t;
-	char got[128] = "", is[64];
+	char got[256] = "", is[64];
 
 	if (moe_targets_resolve(text, arch, &t) != MOE_OK)
 		snprintf(got, sizeof got, "%s", moe_last_error());
 	for (int i = 0; !*got || got[strlen(got) - 1] == ' '; i++) {
 		unsigned bits = 0;
 
-		if (i == MOE_ADAPTER_TARGETS)
+		if (i == (t.any[MOE_ADAPTER_SHARED_FFN + 2] ? MOE_ADAPTER_DENSE_FFN
+							: MOE_ADAPTER_SHARED_FFN))
 			break;
 		for (int l = 0; l < arch->n_layers; l++)
 			bits |= (unsigned)t.on[i][l] << l;
@@ -533,7 +534,11 @@ static void test_targets(void)
 		moe_arch_load(moe_test_path("tests/fixtures/configs/qwen1.5-moe-a2.7b"), &other),
 		MOE_OK);
 	other.n_layers = 4;
-	expect_targets(&other, "all-linear", "f f f f f f f ", "gate_up down twice ");
+	/* PEFT leaves Qwen2-MoE's experts out, and adapts the shared one */
+	expect_targets(&other, "all-linear", "f f f f 0 0 f f f f ", "");
+	expect_targets(&other, "down_proj", "0 0 0 0 0 0 0 0 0 f ", "");
+	expect_targets(&other, "experts", "0 0 0 0 f 0 0 ", "gate_up down ");
+	expect_targets(&other, "mlp.experts.down_proj", "0 0 0 0 f 0 0 ", "down ");
 	CU_ASSERT_EQUAL_FATAL(
 		moe_arch_load(moe_test_path("tests/fixtures/configs/mixtral-8x7b"), &other),
 		MOE_OK);

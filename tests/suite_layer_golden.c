@@ -340,7 +340,7 @@ static void ways(int parts)
 
 		CHECK(run_folder(e, moe_test_path("tests/fixtures/golden"), w) >= 8);
 		if (shared)
-			CHECK(run_folder(e, shared, w) >= 15);
+			CHECK(run_folder(e, shared, w) >= 12);
 		else
 			moe_test_skip("the larger fixtures of ../shared/oracle/golden are not here");
 	}

@@ -136,7 +136,7 @@ static void submission(void)
 
 	if (!MADE(&t, m, 1, 1, NULL) || !CHECK(trace_window(&t, 0, 210, &w) == 0))
 		return;
-	/* not known to wait: it is submitted at 110 whatever happens. pop to start is 1 */
+	/* not known to wait: it is submitted at 110 whatever happens */
 	CHECK(replay_open(&w, &r) == 0 && r.recorded == 210 && makespan(&r, 0) == 210);
 	replay_scale(&r, A, .5);
 	CHECK(makespan(&r, 0) == 110 + 50);
@@ -145,9 +145,32 @@ static void submission(void)
 	t.n_hosts = 1;
 	CHECK(replay_open(&w, &r) == 0);
 	CHECK(r.submission[1].wait_for == 0 && r.submission[1].wait_after == 10);
-	CHECK(makespan(&r, 0) == 1 + 98 + 10 + 100); /* it begins at once, not at 1 */
+	CHECK(r.overhead[0] == 2 && makespan(&r, 0) == 2 + 98 + 10 + 100);
 	replay_scale(&r, A, .5);
-	CHECK(makespan(&r, 0) == 1 + 49 + 10 + 50);
+	CHECK(makespan(&r, 0) == 2 + 49 + 10 + 50);
+	replay_close(&r);
+	trace_window_free(&w);
+	trace_free(&t);
+}
+
+/* A task that was ready 4 after its predecessor ended and was begun 3 later, on a worker that was
+ * busy for 1 of them. */
+static void delays(void)
+{
+	static const struct made m[] = {
+		{ A, 0, 0, 0, 0, 0, 10, { 0 }, .step = 0 },
+		{ B, 1, 0, 0, 0, 0, 15, { 0 }, .step = 0 },
+		{ A, 1, 0, 14, 16, 17, 27, { 1 }, .step = 0 },
+	};
+	struct trace_window w;
+	struct replay r;
+	struct trace t;
+
+	if (!MADE(&t, m, 2, 1, NULL) || !CHECK(trace_window(&t, 0, 27, &w) == 0))
+		return;
+	CHECK(replay_open(&w, &r) == 0 && r.release[2] == 4 && r.overhead[2] == 2);
+	CHECK(r.release[0] == 0 && r.overhead[0] == 0);
+	CHECK(makespan(&r, 0) == 14 + 2 + 10); /* worker 0 is free and takes it at 14 */
 	replay_close(&r);
 	trace_window_free(&w);
 	trace_free(&t);
@@ -391,6 +414,7 @@ const struct moe_test moe_suite_tests[] = {
 	{ "replays with changes", changes },
 	{ "parts", parts },
 	{ "submission waits", submission },
+	{ "the runtime's delays", delays },
 	{ "random graphs: replays within bounds", within_bounds },
 	{ "differences", differences },
 	{ "series over steps", series },

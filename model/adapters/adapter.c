@@ -27,6 +27,15 @@ static const struct {
 	[MOE_ADAPTER_ROUTER] = { "gate", "mlp.gate", MOE_ROLE_ROUTER },
 	[MOE_ADAPTER_SHARED_GATE] = { "shared_expert_gate", "mlp.shared_expert_gate",
 				      MOE_ROLE_SHARED_ROUTER },
+	[MOE_ADAPTER_SHARED_FFN] = { "shared_expert.gate_proj", "mlp.shared_expert.gate_proj",
+				     MOE_ROLE_SHARED_GATE },
+	[MOE_ADAPTER_SHARED_FFN + 1] = { "shared_expert.up_proj", "mlp.shared_expert.up_proj",
+					 MOE_ROLE_SHARED_UP },
+	[MOE_ADAPTER_SHARED_FFN + 2] = { "shared_expert.down_proj", "mlp.shared_expert.down_proj",
+					 MOE_ROLE_SHARED_DOWN },
+	[MOE_ADAPTER_DENSE_FFN] = { "mlp.gate_proj", "mlp.gate_proj", MOE_ROLE_DENSE_GATE },
+	[MOE_ADAPTER_DENSE_FFN + 1] = { "mlp.up_proj", "mlp.up_proj", MOE_ROLE_DENSE_UP },
+	[MOE_ADAPTER_DENSE_FFN + 2] = { "mlp.down_proj", "mlp.down_proj", MOE_ROLE_DENSE_DOWN },
 };
 
 const char *moe_adapter_target_name(enum moe_adapter_target target)
@@ -37,6 +46,11 @@ const char *moe_adapter_target_name(enum moe_adapter_target target)
 const char *moe_adapter_target_module(enum moe_adapter_target target)
 {
 	return (unsigned)target < MOE_ADAPTER_TARGETS ? targets[target].module : "?";
+}
+
+enum moe_role moe_adapter_target_role(enum moe_adapter_target target)
+{
+	return targets[target].role;
 }
 
 double moe_lora_scaling(bool rslora, int64_t rank, double alpha)

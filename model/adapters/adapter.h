@@ -16,7 +16,9 @@ enum moe_adapter_target {
 	MOE_ADAPTER_EXPERTS,
 	MOE_ADAPTER_ROUTER,
 	MOE_ADAPTER_SHARED_GATE, /* the sigmoid gate of the shared expert */
-	MOE_ADAPTER_TARGETS
+	MOE_ADAPTER_SHARED_FFN,	 /* gate, up and down of the shared expert */
+	MOE_ADAPTER_DENSE_FFN = MOE_ADAPTER_SHARED_FFN + 3, /* the same of a layer without experts */
+	MOE_ADAPTER_TARGETS = MOE_ADAPTER_DENSE_FFN + 3
 };
 #define MOE_ADAPTER_ATTENTION MOE_ADAPTER_EXPERTS /* targets below it */
 
@@ -69,6 +71,8 @@ void moe_adapter_free(struct moe_adapter *adapter);
 const char *moe_adapter_target_name(enum moe_adapter_target target);
 /* Where it lies in a layer: "self_attn.q_proj", "mlp.experts", ... */
 const char *moe_adapter_target_module(enum moe_adapter_target target);
+/* Its weight in a checkpoint; of experts the fused gate and up. */
+enum moe_role moe_adapter_target_role(enum moe_adapter_target target);
 double moe_lora_scaling(bool rslora, int64_t rank, double alpha);
 /* The alpha that gives a scaling at a rank. */
 double moe_lora_alpha(bool rslora, int64_t rank, double scaling);

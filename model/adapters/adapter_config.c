@@ -155,27 +155,27 @@ bool moe_adapter_config_names(const struct moe_adapter_config *config, const cha
 	return false;
 }
 
-/* A target of every layer: no number in it. */
-static bool targets_all(const cJSON *list, const char *name)
+/* A target that the module's name ends with, in whatever layer. */
+static bool targets_all(const cJSON *list, const char *module)
 {
 	const cJSON *c;
 
-	cJSON_ArrayForEach(c, list) if (cJSON_IsString(c) && ends_with_name(c->valuestring, name) &&
-					!strpbrk(c->valuestring, "0123456789")) return true;
+	cJSON_ArrayForEach(c, list) if (cJSON_IsString(c) &&
+					ends_with_name(module, c->valuestring)) return true;
 	return false;
 }
 
-bool moe_adapter_config_partial(const struct moe_adapter_config *config, const char *const *names)
+bool moe_adapter_config_partial(const struct moe_adapter_config *config, const char *const *modules)
 {
-	const cJSON *modules = moe_json_get(config->root, "target_modules");
+	const cJSON *list = moe_json_get(config->root, "target_modules");
 	const cJSON *parameters = moe_json_get(config->root, "target_parameters");
 	bool some_layers = moe_json_get(config->root, "layers_to_transform") != NULL;
 
-	if (cJSON_IsString(modules) && !strcasecmp(modules->valuestring, "all-linear"))
+	if (cJSON_IsString(list) && !strcasecmp(list->valuestring, "all-linear"))
 		return some_layers;
-	for (; *names; names++)
-		if ((!some_layers && targets_all(modules, *names)) ||
-		    targets_all(parameters, *names))
+	for (; *modules; modules++)
+		if ((!some_layers && targets_all(list, *modules)) ||
+		    targets_all(parameters, *modules))
 			return false;
 	return true;
 }

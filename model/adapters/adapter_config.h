@@ -26,10 +26,11 @@ enum moe_status moe_adapter_config_setting(const struct moe_adapter_config *conf
 /* true if target_modules or target_parameters has name, or something that ends with .name. */
 bool moe_adapter_config_names(const struct moe_adapter_config *config, const char *name);
 /*
- * true unless one of the names (NULL ends) is targeted in every layer: not by an expression, not
- * with a layer's number, not with layers_to_transform.
+ * true unless one of the modules of a layer (NULL ends, "self_attn.q_proj") is targeted in every
+ * layer: not by an expression, not with a layer's number, not with layers_to_transform.
  */
-bool moe_adapter_config_partial(const struct moe_adapter_config *config, const char *const *names);
+bool moe_adapter_config_partial(const struct moe_adapter_config *config,
+				const char *const *modules);
 
 /* ---- making one; cJSON has no memory: MOE_ERR_NOMEM ---- */
 

@@ -252,13 +252,20 @@ static enum moe_status read_layers(struct moe_adapter_input *in,
 /* Whether a form must name layers when it is written again. */
 static void note_partial(struct moe_adapter_input *in)
 {
-	static const char *const experts[] = { "gate_up_proj", "down_proj", "gate_proj", "w1",
-					       "w2",	       "experts",   NULL };
+	static const char *const experts[] = { "mlp.experts.gate_up_proj",
+					       "mlp.experts.down_proj",
+					       "mlp.experts.0.gate_proj",
+					       "mlp.experts.0.down_proj",
+					       "block_sparse_moe.experts.0.w1",
+					       "block_sparse_moe.experts.0.w2",
+					       "mlp.experts",
+					       NULL };
 
 	for (int t = 0; t < MOE_ADAPTER_TARGETS; t++) {
 		enum moe_adapter_target target = (enum moe_adapter_target)t;
-		const char *const one[] = { moe_adapter_target_name(target),
-					    t == MOE_ADAPTER_ROUTER ? "gate.weight" : NULL, NULL };
+		const char *const one[] = { moe_adapter_target_module(target),
+					    t == MOE_ADAPTER_ROUTER ? "mlp.gate.weight" : NULL,
+					    NULL };
 		int first = -1, n = 0, last = moe_adapter_layers(in->adapter) - 1;
 
 		for (int i = 0; i <= last; i++)

@@ -32,6 +32,12 @@ static const struct module {
 	{ "mlp.gate.weight", MOE_ADAPTER_ROUTER, WHOLE },
 	{ "block_sparse_moe.gate", MOE_ADAPTER_ROUTER, WHOLE },
 	{ "mlp.shared_expert_gate", MOE_ADAPTER_SHARED_GATE, WHOLE },
+	{ "mlp.shared_expert.gate_proj", MOE_ADAPTER_SHARED_FFN, WHOLE },
+	{ "mlp.shared_expert.up_proj", MOE_ADAPTER_SHARED_FFN + 1, WHOLE },
+	{ "mlp.shared_expert.down_proj", MOE_ADAPTER_SHARED_FFN + 2, WHOLE },
+	{ "mlp.gate_proj", MOE_ADAPTER_DENSE_FFN, WHOLE },
+	{ "mlp.up_proj", MOE_ADAPTER_DENSE_FFN + 1, WHOLE },
+	{ "mlp.down_proj", MOE_ADAPTER_DENSE_FFN + 2, WHOLE },
 };
 
 struct choice {
@@ -44,14 +50,29 @@ static bool is_mixtral(const struct moe_arch *arch)
 	return arch->name && !strcmp(arch->name, "mixtral");
 }
 
-static bool exists(const struct moe_arch *arch, const struct module *m, int layer)
+/*
+ * PEFT 0.21 turns gate_proj, up_proj, down_proj and gate into the fused parameters and the router
+ * of these models, whatever else has such names. In Qwen2-MoE they stay the MLPs' own.
+ */
+static bool is_fused_by_peft(const struct moe_arch *arch)
 {
-	if (m->target < MOE_ADAPTER_ATTENTION)
-		return true;
+	return arch->n_experts && strcmp(arch->name, "qwen2_moe") != 0;
+}
+
+/* Whether the name, in text, is of something in the layer. */
+static bool exists(const struct moe_arch *arch, const struct module *m, int layer, const char *text)
+{
+	int64_t shape[MOE_MAX_NDIM];
+
+	if (!moe_arch_tensor_shape(arch, moe_adapter_target_role(m->target), layer, shape))
+		return false;
 	if (!strncmp(m->name, "block_sparse", 12) && !is_mixtral(arch))
 		return false;
-	return arch->layer_is_moe[layer] &&
-	       (m->target != MOE_ADAPTER_SHARED_GATE || arch->shared_intermediate);
+	if (m->target >= MOE_ADAPTER_SHARED_FFN)
+		return !is_fused_by_peft(arch);
+	if (m->target == MOE_ADAPTER_EXPERTS && m->part != WHOLE)
+		return is_fused_by_peft(arch) || strstr(text, "experts");
+	return true;
 }
 
 static void choose(struct choice *c, const struct module *m, int layer)
@@ -69,7 +90,7 @@ static void choose(struct choice *c, const struct module *m, int layer)
 }
 
 /* Calls choose for what fits; false: nothing does. */
-static bool choose_all(struct choice *c, const struct moe_arch *arch,
+static bool choose_all(struct choice *c, const struct moe_arch *arch, const char *text,
 		       bool (*fits)(const char *name, const void *user), const void *user)
 {
 	bool found = false;
@@ -78,7 +99,7 @@ static bool choose_all(struct choice *c, const struct moe_arch *arch,
 	for (int l = 0; l < arch->n_layers; l++)
 		for (size_t i = 0; i < MOE_COUNT(modules); i++) {
 			snprintf(name, sizeof name, "model.layers.%d.%s", l, modules[i].name);
-			if (!exists(arch, &modules[i], l) || !fits(name, user))
+			if (!exists(arch, &modules[i], l, text) || !fits(name, user))
 				continue;
 			choose(c, &modules[i], l);
 			found = true;
@@ -104,10 +125,9 @@ static enum moe_status no_match(const struct moe_arch *arch, const char *name)
 	return moe_fail(
 		MOE_ERR_ARG,
 		"lora_targets: nothing in this %s model is called \"%.100s\"; q_proj, k_proj, "
-		"v_proj, o_proj%s%s can be adapted, all-linear is all of them",
-		arch->name, name,
-		arch->n_experts ? ", experts, gate_proj, up_proj, down_proj, gate (the router)"
-				: "",
+		"v_proj, o_proj%s, gate_proj, up_proj, down_proj%s can be adapted, all-linear is "
+		"what PEFT makes of it",
+		arch->name, name, arch->n_experts ? ", experts, gate (the router)" : "",
 		arch->n_experts && arch->shared_intermediate ? ", shared_expert_gate" : "");
 }
 
@@ -124,7 +144,7 @@ static enum moe_status choose_list(struct choice *c, const char *list, const str
 			    (!strcmp(name, "w1") || !strcmp(name, "w2") || !strcmp(name, "w3")))
 				snprintf(name, sizeof name, "block_sparse_moe.experts.0.%.*s",
 					 (int)n, list);
-			if (!choose_all(c, arch, ends_with, name))
+			if (!choose_all(c, arch, name, ends_with, name))
 				return no_match(arch, name);
 		}
 		list += n;
@@ -140,7 +160,7 @@ static enum moe_status choose_expression(struct choice *c, const char *text,
 	bool found;
 
 	MOE_TRY(moe_pattern_compile(text, false, "lora_targets", &re));
-	found = choose_all(c, arch, matches, &re);
+	found = choose_all(c, arch, text, matches, &re);
 	regfree(&re);
 	if (c->out->fused_twice) /* an expression on the projections also fits "mlp.experts" */
 		c->own_a = false;
@@ -156,8 +176,9 @@ enum moe_status moe_targets_resolve(const char *text, const struct moe_arch *arc
 	memset(out, 0, sizeof *out);
 	if (!strcasecmp(text, "all-linear")) {
 		MOE_TRY(choose_list(&c, attention, arch));
-		if (arch->n_experts)
-			MOE_TRY(choose_list(&c, "gate_proj,up_proj,down_proj,gate", arch));
+		if (is_fused_by_peft(arch))
+			MOE_TRY(choose_list(&c, "gate", arch));
+		MOE_TRY(choose_list(&c, "gate_proj,up_proj,down_proj", arch));
 		if (arch->n_experts && arch->shared_intermediate)
 			MOE_TRY(choose_list(&c, "shared_expert_gate", arch));
 	} else if (!strcmp(text, "all")) {

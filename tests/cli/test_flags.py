@@ -67,8 +67,6 @@ class Flags(Case):
             ["--recompute", "always"],
         ):
             self.assertIn("not in this version yet", self.bad(2, "train", *flags))
-        for command in ("merge", "convert"):
-            self.assertIn("not in this version yet", self.bad(2, command))
 
     def test_defaults_of_unbuilt_flags_pass(self):
         flags = ["--method", "lora", "--lora-dropout", "0.0", "--weights", "keep", "--z-loss", "0"]

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define ROWS_WRITTEN 10000
+
 /* Kinds that work for one expert group. */
 static const char *const expert_kinds[] = { "gather",	 "gate_up",	"down",
 					    "scatter",	 "down_bwd",	"gate_up_bwd",
@@ -430,9 +432,10 @@ static int json(const struct trace_view *v, struct trace_json *out)
 		trace_json_end(out, '}');
 	}
 	trace_json_array(out, "rows");
-	for (uint32_t i = 0; i < x.n; i++)
+	for (uint32_t i = 0; i < x.n && i < ROWS_WRITTEN; i++)
 		row_json(&x.row[i], out);
 	trace_json_end(out, ']');
+	trace_json_integer(out, "rows_left_out", x.n > ROWS_WRITTEN ? x.n - ROWS_WRITTEN : 0);
 	trace_experts_free(&x);
 	return 0;
 }

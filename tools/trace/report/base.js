@@ -108,14 +108,14 @@ function scaled(v, units, n) {
   if (v === null || v === undefined || Number.isNaN(v)) return 'n/a';
   let i = 0;
   while (i < units.length - 1 && Math.abs(v) >= units[i + 1][0]) i++;
-  return digits(v / units[i][0], n) + '\u2009' + units[i][1];
+  return digits(v / units[i][0], n) + '\u202f' + units[i][1];
 }
 const TIME = [[1, 'ns'], [1e3, '\u00b5s'], [1e6, 'ms'], [1e9, 's']];
 const BYTES = [[1, 'B'], [1024, 'KiB'], [1048576, 'MiB'], [1073741824, 'GiB'], [1099511627776, 'TiB']];
 const time = (ns, n) => scaled(ns, TIME, n);
 const bytes = (v, n) => scaled(v, BYTES, n);
-const count = v => v === null ? 'n/a' : Math.round(v).toLocaleString('en-US').replace(/,/g, '\u2009');
-const share = (v, of, n = 2) => v === null || !of ? 'n/a' : digits(100 * v / of, Math.abs(v / of) < .01 && v ? 1 : n).replace(/^(-?100)\.\d+$/, '$1') + '\u2009%';
+const count = v => v === null ? 'n/a' : Math.round(v).toLocaleString('en-US').replace(/,/g, '\u202f');
+const share = (v, of, n = 2) => v === null || !of ? 'n/a' : digits(100 * v / of, Math.abs(v / of) < .01 && v ? 1 : n).replace(/^(-?100)\.\d+$/, '$1') + '\u202f%';
 const ratio = v => v === null ? 'n/a' : v.toFixed(2);
 const kindName = k => data.kinds[k];
 const layerName = l => l < 0 || l >= data.layers ? 'no layer' : 'layer ' + l;

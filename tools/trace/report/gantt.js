@@ -90,7 +90,7 @@ function legendOfColours() {
 
 const xOf = t => LEFT + (t - gantt.from) / (gantt.to - gantt.from) * (gantt.width - LEFT - 8);
 const timeOf = x => gantt.from + (x - LEFT) / (gantt.width - LEFT - 8) * (gantt.to - gantt.from);
-const top = () => AXIS + 2 * (STRIP + GAP);
+const top = () => AXIS + 2 * (STRIP + GAP) + 8;
 
 function layout() {
   const c = gantt.canvas, workers = data.workers.length;
@@ -105,6 +105,12 @@ function layout() {
   gantt.g.setTransform(scale, 0, 0, scale, 0, 0);
 }
 
+// Times on the axis: one unit, as many digits as the distance between them needs.
+function axisText(t, step) {
+  const u = [...TIME].reverse().find(x => step * 5 >= x[0]) || TIME[0];
+  return (t / u[0]).toFixed(Math.max(0, Math.ceil(-Math.log10(step / u[0]) - 1e-9))) + '\u202f' + u[1];
+}
+
 // Steps of 1, 2 or 5 times a power of ten, about n of them.
 function ticks(a, b, n) {
   const raw = (b - a) / n, p = 10 ** Math.floor(Math.log10(raw)), step = p * (raw / p > 5 ? 10 : raw / p > 2 ? 5 : raw / p > 1 ? 2 : 1), out = [];
@@ -117,12 +123,13 @@ function drawAxis(g) {
   g.font = '11px system-ui, sans-serif';
   g.textBaseline = 'middle';
   g.textAlign = 'center';
-  for (const t of ticks(gantt.from - zero, gantt.to - zero, Math.max(3, gantt.width / 130))) {
+  const at = ticks(gantt.from - zero, gantt.to - zero, Math.max(3, gantt.width / 130));
+  for (const t of at) {
     const x = Math.round(xOf(t + zero)) + .5;
     g.strokeStyle = colour('--grid');
     g.beginPath(); g.moveTo(x, AXIS); g.lineTo(x, gantt.height); g.stroke();
     g.fillStyle = colour('--soft');
-    if (x > LEFT + 10 && x < gantt.width - 24) g.fillText(t === 0 ? '0' : time(t, 4), x, 8);
+    if (x > LEFT + 10 && x < gantt.width - 24) g.fillText(t === 0 ? '0' : axisText(t, at.length > 1 ? at[1] - at[0] : t), x, 8);
   }
 }
 
@@ -175,7 +182,7 @@ function drawStrips(g) {
   let x = LEFT + 190;
   g.textAlign = 'left';
   data.causes.forEach((c, i) => {
-    if (x + 90 > gantt.width) return;
+    if (gantt.width < 700) return; // it is below then
     g.fillStyle = colour('--i' + i);
     g.fillRect(x, y - 10, 8, 8);
     g.fillStyle = colour('--soft');
