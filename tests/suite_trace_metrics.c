@@ -383,6 +383,63 @@ static void check_sums(const struct trace *t)
 	trace_idle_free(x);
 }
 
+/* The definition, word for word, for one worker at one moment; -1: it is busy. */
+static int cause_at(const struct trace *t, int worker, int64_t now)
+{
+	bool mine = false, any = false, unsubmitted = false;
+	int32_t step = INT32_MAX; /* the current one */
+
+	for (int i = t->n_steps - 1; i >= 0; i--) {
+		int64_t ended = INT64_MIN;
+
+		for (int k = 0; k <= i; k++)
+			ended = t->step[k].end > ended ? t->step[k].end : ended;
+		step = now < ended ? t->step[i].step : step;
+	}
+	for (uint32_t i = 0; i < t->n_tasks; i++) {
+		const struct trace_task *k = &t->task[i];
+		bool waits = k->ready <= now && now < k->pop;
+
+		if (k->worker == worker && k->start <= now && now < k->stop)
+			return -1;
+		mine = mine || (k->worker == worker && k->ready <= now && now < k->start &&
+				(waits || k->pop <= now));
+		any = any || waits;
+		unsubmitted = unsubmitted || (k->step <= step && k->submit > now);
+	}
+	return mine	     ? TRACE_RUNTIME
+	       : any	     ? TRACE_PLACEMENT
+	       : unsubmitted ? TRACE_SUBMISSION
+			     : TRACE_DEPENDENCY;
+}
+
+static void causes(void)
+{
+	state = moe_test_seed();
+	for (int round = 0; round < (moe_test_full() ? 200 : 20); round++) {
+		int64_t got[TRACE_CAUSES], want[TRACE_CAUSES] = { 0 };
+		int n = 1 + (int)below(60), workers = 1 + (int)below(4);
+		struct trace_idle *x;
+		struct made m[60];
+		struct trace t;
+
+		random_trace(m, n, workers);
+		if (!made_trace(&t, m, (size_t)n, workers, 1, NULL))
+			return;
+		for (int64_t now = t.first; now < t.last; now++)
+			for (int w = 0; w < workers; w++) {
+				int cause = cause_at(&t, w, now);
+
+				want[cause < 0 ? 0 : cause] += cause >= 0;
+			}
+		x = trace_idle_new(&t);
+		trace_idle_within(x, -1, t.first, t.last, got);
+		CHECK(!memcmp(got, want, sizeof got));
+		trace_idle_free(x);
+		trace_free(&t);
+	}
+}
+
 static void sums(void)
 {
 	int rounds = moe_test_full() ? 2000 : 200;
@@ -412,6 +469,7 @@ const struct moe_test moe_suite_tests[] = {
 	{ "times per kind and layer", times },
 	{ "overlap and exposure", overlap },
 	{ "curves", curves },
+	{ "random traces: causes as defined, moment by moment", causes },
 	{ "random traces: causes sum to the idle time, bounds are bounds", sums },
 	{ NULL, NULL },
 };
