@@ -255,9 +255,15 @@ class Export(Case):
                 self.assertIn("file", self.refused("export", self.small, "--to", to, "-o", self.path("file")))
         self.assertEqual([n for n in os.listdir(self._folder.name) if "part-" in n], [])
 
-    def test_full_disk(self):
-        if not os.path.exists("/dev/full"):
-            self.skipTest("no /dev/full")
+    def test_chrome_is_for_a_window(self):
+        if not os.environ.get("MOESAIC_TEST_FULL"):
+            self.skipTest("a large trace: only in ./run test --full")
+        made = self.path("made.mxt")
+        subprocess.run([MAKE, made, "--tasks", "410000"], check=True, capture_output=True)
+        self.assertIn("choose a window with --step or --time", self.refused("export", made, "--to", "chrome"))
+        self.export("chrome", "--step", "2", trace=made)
+
+    def test_a_folder_in_the_way(self):
         os.mkdir(self.path("dir"))
         for to in ("chrome", "perfetto", "paje"):  # a folder is in the way of the rename
             line = self.refused("export", self.small, "--to", to, "-o", self.path("dir"))

@@ -9,6 +9,8 @@
 
 #include <stdlib.h>
 
+#define MOST_TASKS 400000 /* 160 MB; what reads this format gives up at 256 */
+
 enum { PID_WORKERS = 1, PID_HOST, PID_STEPS };
 
 struct chrome {
@@ -223,6 +225,14 @@ static int write_chrome(const struct trace_export *x, const char *path, char *er
 	struct trace_output o;
 	int rc;
 
+	if (x->trace->n_tasks > MOST_TASKS) {
+		snprintf(error, size,
+			 "%u tasks are more than viewers of this format open (%d): choose a window "
+			 "with "
+			 "--step or --time, or --to perfetto",
+			 x->trace->n_tasks, MOST_TASKS);
+		return -1;
+	}
 	if (trace_output_open(&o, path, error, size))
 		return -1;
 	c.out = o.file;
