@@ -77,7 +77,7 @@ class Page(html.parser.HTMLParser):
 class Report(Case):
     def report(self, trace, *more):
         path = self.path("page.html")
-        result = subprocess.run([TRACE_TOOL, "report", trace, "-o", path, *more], capture_output=True, text=True, timeout=120)
+        result = subprocess.run([TRACE_TOOL, "report", trace, "-o", path, *more], capture_output=True, text=True, timeout=900)
         self.assertEqual(result.returncode, 0, result.stderr)
         with open(path, encoding="utf-8") as file:
             return path, file.read()
@@ -101,7 +101,7 @@ class Report(Case):
             file.write(text.replace("<head>", "<head><script>window.requestAnimationFrame = f => setTimeout(f, 10)</script>", 1))
         command = [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.path('browser')}", "--enable-logging=stderr"]
         command += ["--window-size=1280,1000", "--virtual-time-budget=20000", *flags, "--dump-dom", f"file://{path}{fragment}"]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=900)
         console = [line for line in result.stderr.split("\n") if ":CONSOLE" in line]
         self.assertEqual(console, [])
         self.assertIn("</html>", result.stdout, result.stderr[-2000:])
