@@ -40,6 +40,34 @@ static void rates(void)
 	trace_free(&t);
 }
 
+/* The tasks' steps are 3, 4, 5; who marked them counted 1, 2, 3. */
+static void marks(void)
+{
+	static const struct made m[] = { STEP(3, 10, 100), STEP(4, 210, 300), STEP(5, 310, 400) };
+	static const struct trace_mark mark[] = {
+		{ 5, 7, NA, MOE_MXT_STEP_BEGIN, 1 },   { 105, 7, 70, MOE_MXT_STEP_END, 1 },
+		{ 205, 8, NA, MOE_MXT_STEP_BEGIN, 2 }, { 305, 8, 80, MOE_MXT_STEP_END, 2 },
+		{ 306, 9, NA, MOE_MXT_STEP_BEGIN, 3 }, { 405, 9, 90, MOE_MXT_STEP_END, 3 },
+		{ 500, 1, 1, MOE_MXT_STEP_BEGIN, 4 },
+	};
+	struct trace t;
+	char error[100];
+
+	if (!MADE(&t, m, 1, 1, NULL))
+		return;
+	t.mark = made_copy(mark, sizeof mark);
+	t.n_marks = COUNT(mark);
+	CHECK(trace_finish(&t, error, sizeof error) == 0 && t.n_steps == 3);
+	for (int i = 0; i < 3; i++)
+		CHECK(t.step[i].tokens == 7 + i && t.step[i].trained == 70 + 10 * i);
+	CHECK(t.step[0].begin == 5 && t.step[1].begin == 205 && t.step[2].begin == 306);
+	CHECK(t.step[2].from == 306 && t.first == 5);
+	for (uint32_t i = 0; i < t.n_marks; i++)
+		t.mark[i].step += 2; /* the same numbers */
+	CHECK(trace_finish(&t, error, sizeof error) == 0 && t.step[2].tokens == 9);
+	trace_free(&t);
+}
+
 static void bootstrap(void)
 {
 	const double same[] = { 7, NAN, 7, 7, 7 }, two[] = { 1, 3 };
@@ -141,6 +169,7 @@ static void outliers(void)
 
 const struct moe_test moe_suite_tests[] = {
 	{ "rates over steady steps", rates },
+	{ "marks that count otherwise", marks },
 	{ "bootstrap", bootstrap },
 	{ "expert imbalance", experts },
 	{ "outliers", outliers },
