@@ -10,23 +10,26 @@ INLINE __m512i two(__m512 low, __m512 high)
  * 4 bits: the 16 values of each row, times its scale, are 16 words of a table; the tables of 4 rows
  * are two vectors, and a word's index in them is 16 * row + code.
  */
-static void decode4(const float *values, const float scale[16], const float zero[16], int64_t steps,
+INLINE void decode4(const bool zeros, __m512 values, __m512 scale, __m512 zero, int64_t steps,
 		    const uint8_t *codes, uint16_t *dst)
 {
 	const __m512i row = _mm512_set_epi64(
 		0x0030003000300030, 0x0030003000300030, 0x0020002000200020, 0x0020002000200020,
 		0x0010001000100010, 0x0010001000100010, 0, 0);
 	const __m512i mask = _mm512_set1_epi16(15);
-	__m512 v = _mm512_loadu_ps(values);
 	__m512i table[8];
 
 #pragma GCC unroll 8
 	for (int i = 0; i < 8; i++) {
-		__m512 a = _mm512_sub_ps(v, _mm512_set1_ps(zero[2 * i]));
-		__m512 b = _mm512_sub_ps(v, _mm512_set1_ps(zero[2 * i + 1]));
+		const __m512i even = _mm512_set1_epi32(2 * i), odd = _mm512_set1_epi32(2 * i + 1);
+		__m512 a = values, b = values;
 
-		table[i] = two(_mm512_mul_ps(a, _mm512_set1_ps(scale[2 * i])),
-			       _mm512_mul_ps(b, _mm512_set1_ps(scale[2 * i + 1])));
+		if (zeros) {
+			a = _mm512_sub_ps(a, _mm512_permutexvar_ps(even, zero));
+			b = _mm512_sub_ps(b, _mm512_permutexvar_ps(odd, zero));
+		}
+		table[i] = two(_mm512_mul_ps(a, _mm512_permutexvar_ps(even, scale)),
+			       _mm512_mul_ps(b, _mm512_permutexvar_ps(odd, scale)));
 	}
 	for (; steps > 0; steps--, codes += 64, dst += 128) {
 		__m512i w = _mm512_load_si512(codes);
@@ -104,69 +107,90 @@ static bool takes(const struct moe_coded_panel *p)
 	       (f->codes == MOE_CODES_SIGN_MAGNITUDE && avx512_bf16_has_vbmi());
 }
 
-/* Scales of 16 rows; the usual dtypes by vectors. */
-static void scales_of(const struct moe_coded_panel *p, int64_t group, float scale[16])
+/* Scales of 16 rows */
+INLINE __m512 scales_of(const struct moe_coded_panel *p, const enum moe_dtype dtype, int64_t group)
 {
-	const uint8_t *at = p->scale + (size_t)group * 16 * moe_dtype_size(p->coding->scale);
+	const uint8_t *at = p->scale + group * 16 * (dtype == MOE_F32 ? 4 : dtype == MOE_SCALE_UE8M0 ? 1 : 2);
+	_Alignas(64) float rare[16];
 
-	switch (p->coding->scale) {
-	case MOE_F32:
-		_mm512_store_ps(scale, _mm512_loadu_ps(at));
-		break;
-	case MOE_BF16:
-		_mm512_store_ps(scale, load_bf16((const uint16_t *)(const void *)at));
-		break;
-	case MOE_F16:
-		_mm512_store_ps(scale, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at)));
-		break;
-	default:
-		moe_coded_scales(p, group, scale);
-	}
-	if (p->coding->scale != MOE_SCALE_UE8M0)
-		return;
-	/* 2^(b - 127): the byte is the exponent; 0 is subnormal, 255 NaN */
+	if (dtype == MOE_F32)
+		return _mm512_loadu_ps(at);
+	if (dtype == MOE_BF16)
+		return load_bf16((const uint16_t *)(const void *)at);
+	if (dtype == MOE_F16)
+		return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at));
+	/* 2^(b - 127): the byte is the exponent, but for 0 (subnormal) and 255 (NaN) */
 	__m512i b = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)at));
-	__mmask16 usual = _mm512_cmplt_epu32_mask(
-		_mm512_sub_epi32(b, _mm512_set1_epi32(1)), _mm512_set1_epi32(254));
+	__m512i less = _mm512_sub_epi32(b, _mm512_set1_epi32(1));
 
-	_mm512_mask_store_ps(scale, usual, _mm512_castsi512_ps(_mm512_slli_epi32(b, 23)));
+	if (__builtin_expect(_mm512_cmplt_epu32_mask(less, _mm512_set1_epi32(254)) == 0xffff, 1))
+		return _mm512_castsi512_ps(_mm512_slli_epi32(b, 23));
+	moe_coded_scales(p, group, rare);
+	return _mm512_load_ps(rare);
 }
 
-static void decode_group(const struct moe_coded_panel *p, int64_t group, int64_t k0, int64_t k,
-			 uint16_t *dst)
+INLINE void decode_groups(const struct moe_coded_panel *p, const int bits, const enum moe_dtype dtype,
+			  int64_t k0, int64_t k, uint16_t *dst)
 {
-	const struct moe_format *f = p->coding->format;
-	const uint8_t *codes = p->codes + k0 * 16 * f->bits / 8;
-	_Alignas(64) float scale[16], zero[16] = { 0 };
+	const struct moe_coding *c = p->coding;
+	const struct moe_format *f = c->format;
+	int64_t end = k0 + k, group = MOE_MIN((c->phase + k0) / c->group, p->groups - 1);
+	__m512 values = _mm512_loadu_ps(f->values);
+	_Alignas(64) float memory[16];
 
-	scales_of(p, group, scale);
-	if (p->coding->zero)
-		moe_coded_zeros(p, group, zero);
-	if (f->bits == 4)
-		decode4(f->values, scale, zero, k / DECODE_STEP, codes, dst);
-	else if (f->codes == MOE_CODES_INTEGER)
-		decode8(scale, k / DECODE_STEP, codes, dst);
-	else
-		avx512_bf16_decode_magnitudes(f->values, scale, k / DECODE_STEP, codes, dst);
+	for (int64_t next; k0 < end; k0 = next, group++) {
+		const uint8_t *codes = p->codes + k0 * 16 * bits / 8;
+		__m512 scale = scales_of(p, dtype, group), zero = scale;
+		int64_t steps;
+
+		next = group == p->groups - 1 ? end : MOE_MIN(end, (group + 1) * c->group - c->phase);
+		steps = (next - k0) / DECODE_STEP;
+		if (bits == 4 && c->zero) {
+			moe_coded_zeros(p, group, memory);
+			zero = _mm512_load_ps(memory);
+			decode4(true, values, scale, zero, steps, codes, dst);
+		} else if (bits == 4) {
+			decode4(false, values, scale, zero, steps, codes, dst);
+		} else {
+			_mm512_store_ps(memory, scale);
+			if (f->codes == MOE_CODES_INTEGER)
+				decode8(memory, steps, codes, dst);
+			else
+				avx512_bf16_decode_magnitudes(f->values, memory, steps, codes, dst);
+		}
+		dst += 16 * (next - k0);
+	}
 }
+
+#define GROUPS(bits, dtype)                                                                        \
+	NOINLINE void groups_##bits##_##dtype(const struct moe_coded_panel *p, int64_t k0,         \
+					      int64_t k, uint16_t *dst)                            \
+	{                                                                                          \
+		decode_groups(p, bits, dtype, k0, k, dst);                                         \
+	}
+GROUPS(4, MOE_F32)
+GROUPS(4, MOE_BF16)
+GROUPS(4, MOE_F16)
+GROUPS(4, MOE_SCALE_UE8M0)
+GROUPS(8, MOE_F32)
+GROUPS(8, MOE_BF16)
+GROUPS(8, MOE_F16)
+GROUPS(8, MOE_SCALE_UE8M0)
 
 void avx512_bf16_decode(const struct moe_coded_panel *p, int64_t k0, int64_t k, uint16_t *dst)
 {
-	const struct moe_coding *c = p->coding;
-	int64_t end = k0 + k;
+	enum moe_dtype scale = p->coding->scale;
 
-	if (!takes(p)) {
+	if (!takes(p))
 		moe_coded_decode(p, k0, k, dst);
-		return;
-	}
-	while (k0 < end) {
-		int64_t group = MOE_MIN((c->phase + k0) / c->group, p->groups - 1);
-		int64_t next = group == p->groups - 1
-				       ? end
-				       : MOE_MIN(end, (group + 1) * c->group - c->phase);
-
-		decode_group(p, group, k0, next - k0, dst);
-		dst += 16 * (next - k0);
-		k0 = next;
-	}
+	else if (p->coding->format->bits == 4)
+		(scale == MOE_F32    ? groups_4_MOE_F32
+		 : scale == MOE_BF16 ? groups_4_MOE_BF16
+		 : scale == MOE_F16  ? groups_4_MOE_F16
+				     : groups_4_MOE_SCALE_UE8M0)(p, k0, k, dst);
+	else
+		(scale == MOE_F32    ? groups_8_MOE_F32
+		 : scale == MOE_BF16 ? groups_8_MOE_BF16
+		 : scale == MOE_F16  ? groups_8_MOE_F16
+				     : groups_8_MOE_SCALE_UE8M0)(p, k0, k, dst);
 }

@@ -22,16 +22,16 @@ struct tables {
 	__m512i low[2], high[2];
 };
 
+#define BYTES4(i) (i), (i) + 2, (i) + 4, (i) + 6
+#define BYTES16(i) BYTES4(i), BYTES4((i) + 8), BYTES4((i) + 16), BYTES4((i) + 24)
+_Alignas(64) static const uint8_t even_bytes[64] = { BYTES16(0), BYTES16(32), BYTES16(64), BYTES16(96) };
+
 /* bf16 of values[0..128) times the scale */
 INLINE struct tables tables_of(const float *values, __m512 scale)
 {
-	__m512i even = _mm512_set1_epi8(0), word[4];
-	_Alignas(64) uint8_t index[64];
+	__m512i even = _mm512_load_si512(even_bytes), word[4];
 	struct tables t;
 
-	for (int i = 0; i < 64; i++)
-		index[i] = (uint8_t)(2 * i);
-	even = _mm512_load_si512(index);
 #pragma GCC unroll 4
 	for (int i = 0; i < 4; i++)
 		word[i] = (__m512i)_mm512_cvtne2ps_pbh(

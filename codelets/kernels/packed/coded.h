@@ -77,7 +77,7 @@ const uint16_t *moe_forward_panel(const struct moe_tiles *t, const struct moe_we
 const uint16_t *moe_panel_address(const struct moe_weight *W, int64_t index);
 /*
  * A backward's segment of columns col..col+width of all panels from `first` on (n rows): w and
- * stride are set; quantised weights are decoded into buffer (n times width, padded to MOE_PACK_K).
+ * stride are set; quantised weights are decoded into buffer (moe_packed_bytes of [n, width]).
  */
 void moe_backward_slice(const struct moe_tiles *t, const struct moe_weight *W, int64_t first,
 			int64_t n, int64_t col, int64_t width, uint16_t *buffer,
