@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bench formats: expert GEMMs on quantised weights against BF16's in the same run, one core, weights
- * in a rotation that no cache holds. CPU time of the thread, packing of the activations included.
- * A ratio is the median over repetitions of BF16's time over the format's, one beside the other.
- * usage: bench_formats [--shape NxK] [--m M] [--repetitions N] [--format NAME] [--isa NAME]
+ * bench formats: expert GEMMs on quantised weights against BF16's in the same run, one core,
+ * weights in a rotation that no cache holds. CPU time of the thread, packing of the activations
+ * included. A ratio is the median over repetitions of BF16's time over the format's, one beside the
+ * other. usage: bench_formats [--shape NxK] [--m M] [--repetitions N] [--format NAME] [--isa NAME]
  */
 #include "codelets/kernels/packed/coded.h"
 
@@ -48,7 +48,8 @@ static double thread_seconds(void)
 
 static void *pages(size_t bytes)
 {
-	void *p = mmap(NULL, bytes + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	void *p = mmap(NULL, bytes + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+		       0);
 
 	if (p == MAP_FAILED) {
 		fprintf(stderr, "bench_formats: no memory for %zu bytes\n", bytes);
@@ -96,7 +97,9 @@ static const struct moe_code_reader reader = { random_codes, scale_of, zero_of }
 static void fill(struct bank *b, const struct bench *w, const struct moe_format *f, int64_t group,
 		 bool zero)
 {
-	struct moe_quantised q = { .reader = &reader, .n = w->n, .k = w->k, .rows = MOE_MAX(f ? f->rows : 1, 1) };
+	struct moe_quantised q = {
+		.reader = &reader, .n = w->n, .k = w->k, .rows = MOE_MAX(f ? f->rows : 1, 1)
+	};
 	struct moe_window all = { 0, w->n, 0, w->k, 1 };
 
 	if (f) {
@@ -110,12 +113,14 @@ static void fill(struct bank *b, const struct bench *w, const struct moe_format 
 	}
 	b->experts = (int)(ROTATION / b->bytes) + 1;
 	b->data = pages(b->bytes * (size_t)b->experts);
-	b->first = (struct moe_weight){ .data = b->data, .layout = w->t->layout, .dtype = MOE_BF16,
-					.n = w->n, .k = w->k };
+	b->first = (struct moe_weight){
+		.data = b->data, .layout = w->t->layout, .dtype = MOE_BF16, .n = w->n, .k = w->k
+	};
 	if (f)
 		moe_coded_pack(w->t->layout, &b->first, &q, &all);
 	for (size_t i = 0; !f && i < b->bytes / 2; i++)
-		((uint16_t *)(void *)b->data)[i] = moe_f32_to_bf16((float)(next_random() % 1000) * 1e-4f);
+		((uint16_t *)(void *)b->data)[i] =
+			moe_f32_to_bf16((float)(next_random() % 1000) * 1e-4f);
 	for (int e = 1; e < b->experts; e++)
 		memcpy(b->data + (size_t)e * b->bytes, b->data, b->bytes);
 }
@@ -127,11 +132,11 @@ static void forward(const struct bench *w, int m, const struct moe_weight *W)
 
 	t->pack_fwd_bf16(m, w->x16, k, NULL, k, k, w->panel, k, 0);
 	for (int n = 0; n < w->n; n += MOE_PACK_N) {
-		struct moe_fwd_seg seg = { w->panel, k, 0, k,
-					   moe_forward_panel(t, W, n / MOE_PACK_N, w->buffer) };
+		struct moe_fwd_seg seg = { w->panel, k, 0, k, NULL };
 
-		t->fwd(m, &seg, 1, n + MOE_PACK_N < w->n ? moe_panel_address(W, n / MOE_PACK_N + 1) : NULL,
-		       w->y + n, w->n, moe_rows_out(m));
+		moe_forward(t, m, W, n / MOE_PACK_N, &seg, 1,
+			    n + MOE_PACK_N < w->n ? moe_panel_address(W, n / MOE_PACK_N + 1) : NULL,
+			    w->y + n, w->n, moe_rows_out(m), w->buffer);
 	}
 }
 
@@ -225,9 +230,11 @@ static void report(struct bank *bank, int banks, int repetitions, int only)
 
 int main(int argc, char **argv)
 {
-	static const struct option options[] = { { "shape", 1, NULL, 's' }, { "m", 1, NULL, 'm' },
-						 { "repetitions", 1, NULL, 'r' }, { "format", 1, NULL, 'f' },
-						 { "isa", 1, NULL, 'i' }, { NULL, 0, NULL, 0 } };
+	static const struct option options[] = {
+		{ "shape", 1, NULL, 's' },	 { "m", 1, NULL, 'm' },
+		{ "repetitions", 1, NULL, 'r' }, { "format", 1, NULL, 'f' },
+		{ "isa", 1, NULL, 'i' },	 { NULL, 0, NULL, 0 }
+	};
 	static struct bank bank[MAX_FORMATS];
 	struct bench w = { .n = 1536, .k = 2048 };
 	const struct moe_kernels *table = NULL;
@@ -246,12 +253,14 @@ int main(int argc, char **argv)
 		else if (c == 'i')
 			isa = optarg;
 		else {
-			fprintf(stderr, "usage: bench_formats [--shape NxK] [--m M] [--repetitions N] [--format NAME] "
+			fprintf(stderr, "usage: bench_formats [--shape NxK] [--m M] [--repetitions "
+					"N] [--format NAME] "
 					"[--isa NAME]\n");
 			return 2;
 		}
 	if (moe_kernels_choose(isa, &table) != MOE_OK || !table->tiles || w.n % 32 || w.k % 32) {
-		fprintf(stderr, "bench_formats: no such table with panels on this CPU, or a shape that is not of 32s\n");
+		fprintf(stderr, "bench_formats: no such table with panels on this CPU, or a shape "
+				"that is not of 32s\n");
 		return 2;
 	}
 	w.t = table->tiles;
@@ -271,9 +280,11 @@ int main(int argc, char **argv)
 			for (int b = 0; b < banks && (!m || m == row_counts[i / 2]); b++) {
 				double one = r ? bank[b].seconds[i][0] : sample(&w, &bank[b], i, 1);
 
-				bank[b].seconds[i][r] = sample(&w, &bank[b], i, (int)(SAMPLE_SECONDS / one) + 1);
+				bank[b].seconds[i][r] =
+					sample(&w, &bank[b], i, (int)(SAMPLE_SECONDS / one) + 1);
 			}
-	printf("%s, %d x %d, weights from memory; ratios of speed to bf16 in the same run\n", table->name, w.n, w.k);
+	printf("%s, %d x %d, weights from memory; ratios of speed to bf16 in the same run\n",
+	       table->name, w.n, w.k);
 	report(bank, banks, repetitions, m);
 	return 0;
 }

@@ -299,6 +299,20 @@ const uint16_t *moe_forward_panel(const struct moe_tiles *t, const struct moe_we
 	return buffer;
 }
 
+void moe_forward(const struct moe_tiles *t, int m, const struct moe_weight *W, int64_t index,
+		 struct moe_fwd_seg *seg, int nseg, const uint16_t *next, float *y, int64_t ldy,
+		 enum moe_out out, uint16_t *buffer)
+{
+	if (moe_is_coded(W) && t->fwd_coded) {
+		struct moe_coded_panel p = moe_coded_panel(W, index);
+
+		if (t->fwd_coded(m, &p, seg, nseg, y, ldy, out))
+			return;
+	}
+	seg->w = moe_forward_panel(t, W, index, buffer);
+	t->fwd(m, seg, nseg, next, y, ldy, out);
+}
+
 void moe_backward_slice(const struct moe_tiles *t, const struct moe_weight *W, int64_t first, int64_t n,
 			int64_t col, int64_t width, uint16_t *buffer, struct moe_bwd_seg *seg)
 {
