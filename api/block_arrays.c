@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copying weights, LoRA, gradients and routing of a block in and out. */
 #include "api/block.h"
+#include "api/pass.h"
 
 enum access { SET, GET, GRADIENT };
 
@@ -79,8 +80,7 @@ enum moe_status moe_block_check_set(const struct moe_block *b)
 static enum moe_status check(struct moe_block *b, enum moe_block_array which,
 			     const struct moe_array *a, enum access access, int64_t *count)
 {
-	int64_t shape[3], contiguous = 1;
-	char want[64], got[64];
+	int64_t shape[3];
 	int ndim;
 
 	if (!a || (unsigned)which >= MOE_BLOCK_ARRAYS)
@@ -89,17 +89,8 @@ static enum moe_status check(struct moe_block *b, enum moe_block_array which,
 	ndim = shape_of(b, which, shape);
 	if (!ndim)
 		return moe_fail(MOE_ERR_ARG, "this block has no %s", names[which]);
-	if (a->ndim != ndim || memcmp(a->shape, shape, (size_t)ndim * sizeof *shape))
-		return moe_fail(MOE_ERR_ARG, "%s has shape %s; %s is expected", names[which],
-				moe_shape_text(MOE_MIN(MOE_MAX(a->ndim, 0), MOE_MAX_NDIM), a->shape,
-					       got, sizeof got),
-				moe_shape_text(ndim, shape, want, sizeof want));
-	for (int i = ndim - 1; i >= 0; contiguous *= shape[i--])
-		if (a->strides[i] && a->strides[i] != contiguous && shape[i] > 1)
-			return moe_fail(MOE_ERR_ARG, "%s must be contiguous", names[which]);
+	MOE_TRY(moe_check_shape(names[which], a, ndim, shape));
 	*count = moe_shape_count(ndim, shape);
-	if (!a->data && *count)
-		return moe_fail(MOE_ERR_ARG, "%s has no data", names[which]);
 	if (access == SET ? a->dtype > MOE_F64 : a->dtype != MOE_F32 && a->dtype != MOE_F64)
 		if (which != MOE_BLOCK_TOPK_IDS || access != GET || a->dtype != MOE_I32)
 			return moe_fail(MOE_ERR_ARG, "%s: dtype %s is not possible here",
@@ -150,31 +141,11 @@ static enum moe_status set_weight(struct moe_block *b, enum moe_block_array whic
 	return MOE_OK;
 }
 
-/* One expert's LoRA array or gradient between the caller's dtype and the parts. */
 static enum moe_status copy_lora(struct moe_block *b, enum moe_block_array which,
 				 const struct moe_array *a, enum access access)
 {
-	enum moe_lora_array array = (enum moe_lora_array)(which - MOE_BLOCK_GATE_LORA_A);
-	int64_t n = moe_lora_elements(&b->layer, array);
-	size_t bytes = (size_t)n * moe_dtype_size(a->dtype);
-	float *row = moe_alloc((size_t)n, sizeof *row);
-
-	if (!row)
-		return moe_fail(MOE_ERR_NOMEM, "no memory for %s", names[which]);
-	for (int e = 0; e < b->layer.E; e++) {
-		char *p = (char *)a->data + (size_t)e * bytes;
-
-		if (access == SET) {
-			moe_to_f32(row, p, a->dtype, (size_t)n);
-			moe_experts_set(&b->layer, array, MOE_VALUE, e, row);
-		} else {
-			moe_experts_get(&b->layer, array, access == GET ? MOE_VALUE : MOE_GRAD, e,
-					row);
-			moe_from_f32(p, a->dtype, row, (size_t)n);
-		}
-	}
-	moe_free(row);
-	return MOE_OK;
+	return moe_copy_lora(&b->layer, (enum moe_lora_array)(which - MOE_BLOCK_GATE_LORA_A),
+			     access == GRADIENT ? MOE_GRAD : MOE_VALUE, a, access == SET, 1);
 }
 
 static enum moe_status set_array(struct moe_block *b, enum moe_block_array which,
@@ -203,31 +174,11 @@ enum moe_status moe_block_set(struct moe_block *b, enum moe_block_array which,
 	return st;
 }
 
-/* A base matrix's gradient or master, whole. */
-static enum moe_status copy_base(struct moe_block *b, enum moe_block_array which,
-				 enum moe_param_field f, const struct moe_array *dst)
-{
-	int64_t n = (int64_t)b->layer.I * b->layer.H;
-	size_t bytes = (size_t)n * moe_dtype_size(dst->dtype);
-	float *row = moe_alloc((size_t)n, sizeof *row);
-
-	if (!row)
-		return moe_fail(MOE_ERR_NOMEM, "no memory for %s", names[which]);
-	for (int e = 0; e < b->layer.E; e++) {
-		moe_experts_get_base(&b->layer,
-				     (enum moe_expert_matrix)(which - MOE_BLOCK_GATE_PROJ), f, e,
-				     row);
-		moe_from_f32((char *)dst->data + (size_t)e * bytes, dst->dtype, row, (size_t)n);
-	}
-	moe_free(row);
-	return MOE_OK;
-}
-
 static enum moe_status get_array(struct moe_block *b, enum moe_block_array which,
 				 const struct moe_array *dst)
 {
 	const struct moe_plan *plan;
-	int64_t count;
+	int64_t count = 0;
 	const float *src = NULL;
 	float aux;
 
@@ -235,7 +186,8 @@ static enum moe_status get_array(struct moe_block *b, enum moe_block_array which
 	if (which >= MOE_BLOCK_GATE_LORA_A && which <= MOE_BLOCK_DOWN_LORA_B)
 		return copy_lora(b, which, dst, GET);
 	if (which <= MOE_BLOCK_DOWN_PROJ && b->params.train_base)
-		return copy_base(b, which, MOE_VALUE, dst);
+		return moe_copy_base(&b->layer, (enum moe_expert_matrix)which, MOE_VALUE, NULL, dst,
+				     1);
 	plan = &b->state.plan;
 	aux = (float)plan->aux_loss;
 	if (which == MOE_BLOCK_TOPK_IDS) {
@@ -290,7 +242,7 @@ static enum moe_status get_gradient(struct moe_block *b, enum moe_block_array wh
 				    const struct moe_array *dst)
 {
 	const float *src;
-	int64_t count;
+	int64_t count = 0;
 
 	MOE_TRY(check(b, which, dst, GRADIENT, &count));
 	if (!b->grads_open)
@@ -301,7 +253,7 @@ static enum moe_status get_gradient(struct moe_block *b, enum moe_block_array wh
 	if (which > MOE_BLOCK_DOWN_LORA_B || !b->params.base_gradients)
 		return moe_fail(MOE_ERR_STATE, "%s has no gradient in this block", names[which]);
 	if (which <= MOE_BLOCK_DOWN_PROJ)
-		return copy_base(b, which, MOE_GRAD, dst);
+		return moe_copy_base(&b->layer, (enum moe_expert_matrix)which, MOE_GRAD, NULL, dst, 1);
 	src = which == MOE_BLOCK_ROUTER	       ? b->layer.grad_router
 	      : which == MOE_BLOCK_SHARED_GATE ? b->ffn.grad_gate
 	      : which == MOE_BLOCK_SHARED_UP   ? b->ffn.grad_up

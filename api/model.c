@@ -5,7 +5,7 @@
 #include "model/arch_reader.h"
 
 #include "codelets/ffn_bwd.h"
-#include "model/adapters/peft.h"
+#include "model/adapters/adapter_form.h"
 
 enum moe_status moe_model_enter(struct moe_model *m)
 {
@@ -24,6 +24,8 @@ void moe_model_leave(struct moe_model *m)
 
 static enum moe_status take_params(struct moe_model *m, const struct moe_model_params *p)
 {
+	const struct moe_adapter_form *form;
+
 	if (!p || p->struct_size < sizeof *p)
 		return moe_fail(MOE_ERR_ARG, "model params: struct_size is not set");
 	if (!p->dir)
@@ -34,7 +36,9 @@ static enum moe_status take_params(struct moe_model *m, const struct moe_model_p
 				"model params: max_tokens %d, slots %d (at most %d), lora_rank %d, "
 				"expert_rank %d, lora_alpha %g", p->max_tokens, p->slots,
 				MOE_MODEL_SLOTS, p->lora_rank, p->expert_rank, p->lora_alpha);
+	MOE_TRY(moe_adapter_form_find(p->adapter_format, &form));
 	m->params = *p;
+	m->params.adapter_format = form->name;
 	m->params.dir = moe_strdup(p->dir);
 	m->params.adapter = NULL;
 	m->params.lora_targets = NULL;
@@ -130,6 +134,7 @@ static enum moe_status load_shape(struct moe_model *m, const char *targets)
 	MOE_TRY(moe_model_shape(m));
 	MOE_TRY(moe_model_plan_memory(m, NULL));
 	MOE_TRY(moe_model_load_weights(m, NULL));
+	MOE_TRY(moe_model_make_folded(m, NULL));
 	MOE_TRY(moe_model_init_lora(m));
 	return make_runtime(m);
 }
@@ -148,16 +153,18 @@ static enum moe_status load(struct moe_model *m, const char *adapter_dir, const 
 				"version yet",
 				m->params.dir, m->arch.name, m->arch.reader->estimate_only);
 	if (adapter_dir)
-		MOE_TRY_GOTO(moe_peft_read(adapter_dir, &adapter), status, out);
+		MOE_TRY_GOTO(moe_adapter_read(adapter_dir, &adapter), status, out);
 	MOE_TRY_GOTO(moe_model_plan_lora(m, adapter), status, out);
 	m->params.lora_targets = NULL;
 	MOE_TRY_GOTO(moe_safetensors_open(m->params.dir, &st), status, out);
 	MOE_TRY_GOTO(moe_model_shape(m), status, out);
 	MOE_TRY_GOTO(moe_model_plan_memory(m, st), status, out);
 	MOE_TRY_GOTO(moe_model_load_weights(m, st), status, out);
+	MOE_TRY_GOTO(moe_model_make_folded(m, st), status, out);
 	MOE_TRY_GOTO(moe_model_init_lora(m), status, out);
 	if (adapter)
 		MOE_TRY_GOTO(moe_model_set_adapter(m, adapter), status, out);
+	moe_model_folded_done(m);
 	status = make_runtime(m);
 out:
 	moe_adapter_free(adapter);
@@ -207,28 +214,11 @@ void moe_model_close(struct moe_model *m)
 			moe_decoder_slot_destroy(&m->slot[i]);
 		moe_decoder_tensors_destroy(m->engine, &m->tensors);
 		moe_model_free_decoder(m);
+		moe_model_free_folded(m);
 		moe_ticket_destroy(m->ticket);
 	}
 	moe_free((void *)m->params.dir);
 	moe_free(m);
-}
-
-static void count_lora(const struct moe_model *m, struct moe_model_info *info)
-{
-	for (int i = 0; i < m->decoder.n_layers; i++) {
-		const struct moe_decoder_layer *l = &m->decoder.layers[i];
-		const struct moe_experts *e = l->experts;
-
-		for (int j = 0; j < MOE_ATTN_LINEARS; j++)
-			info->attention_lora_params +=
-				l->linear[j].lora_a.piece + l->linear[j].lora_b.piece;
-		if (e)
-			info->expert_lora_params +=
-				(int64_t)e->E * ((int64_t)(e->ra + e->r) * e->H +
-						 3 * (int64_t)e->r * e->I);
-	}
-	if (!m->params.inference_only)
-		info->trainable_params = info->attention_lora_params + info->expert_lora_params;
 }
 
 enum moe_status moe_model_get_info(struct moe_model *m, struct moe_model_info *info)
@@ -265,7 +255,7 @@ enum moe_status moe_model_get_info(struct moe_model *m, struct moe_model_info *i
 		.router_params = count.groups[MOE_PARAMS_ROUTER],
 		.shared_params = count.groups[MOE_PARAMS_SHARED],
 		.expert_params = count.groups[MOE_PARAMS_EXPERTS],
-		.expert_rank = m->lora.rank[MOE_ADAPTER_EXPERTS],
+		.expert_rank = m->lora.down_rank ? m->lora.down_rank : m->lora.gate_up_rank,
 		.n_eos = a->n_eos,
 		.non_finite = m->non_finite,
 		.weight_bytes = (int64_t)moe_memory_bytes(m->engine, "weights", -1),
@@ -282,6 +272,10 @@ enum moe_status moe_model_get_info(struct moe_model *m, struct moe_model_info *i
 		info->lora_rank = MOE_MAX(info->lora_rank, m->lora.rank[j]);
 	for (int i = 0; i < a->n_eos && i < 8; i++)
 		info->eos_ids[i] = a->eos_ids[i];
-	count_lora(m, info);
+	moe_model_count_lora(m, &info->attention_lora_params, &info->expert_lora_params,
+			     &info->other_lora_params);
+	if (!m->params.inference_only)
+		info->trainable_params = info->attention_lora_params + info->expert_lora_params +
+					 info->other_lora_params;
 	return MOE_OK;
 }

@@ -16,18 +16,38 @@
 
 #define MOE_MODEL_SLOTS 16
 
-/* LoRA as asked for. rank 0: the target is not adapted. */
+/*
+ * LoRA as asked for. rank 0: the target is adapted nowhere. The experts' rank and alpha are what
+ * the engine computes with; gate_up_rank and down_rank (0: not adapted) are at most that, and A and
+ * B are 0 beyond them, which no gradient changes.
+ */
 struct moe_lora_plan {
-	int rank[MOE_ADAPTER_TARGETS]; /* attention in order q, k, v, o; experts */
+	int rank[MOE_ADAPTER_TARGETS];
 	double alpha[MOE_ADAPTER_TARGETS];
+	bool on[MOE_ADAPTER_TARGETS][MOE_ARCH_MAX_LAYERS];
+	bool partial[MOE_ADAPTER_TARGETS]; /* not in every layer that could have it */
+	int gate_up_rank, down_rank;
 	bool share_a, rslora;
 };
+
+/*
+ * LoRA that is folded into its matrix, W = base + scale B A in f32: of routers, gates and MLPs,
+ * which have no LoRA in the graph. base is kept for small ones (routers and gates).
+ */
+struct moe_folded_lora {
+	int64_t n, k;
+	int r; /* 0: not adapted */
+	float scale;
+	float *a, *b, *base; /* [r, k], [n, r], [n, k] or NULL */
+};
+#define MOE_FOLDED (MOE_ADAPTER_TARGETS - MOE_ADAPTER_EXPERTS - 1) /* targets above the experts */
 
 struct moe_model {
 	struct moe_engine *engine;
 	struct moe_model_params params; /* dir and adapter owned; defaults filled in */
 	struct moe_arch arch;
 	struct moe_lora_plan lora;
+	struct moe_folded_lora (*folded)[MOE_FOLDED]; /* [layers]; NULL: none are adapted */
 	struct moe_decoder decoder;
 	struct moe_decoder_tensors tensors;
 	struct moe_decoder_slot slot[MOE_MODEL_SLOTS];
@@ -52,13 +72,20 @@ struct moe_decoder_pass moe_model_pass(struct moe_model *m, int slot, const stru
  * smaller. Documents may then have up to min(T, max_positions) tokens. Called by whoever is inside.
  */
 enum moe_status moe_model_reserve(struct moe_model *m, int T, int slots);
-/* moe_model_save_adapter for whoever is inside. Waits. */
+/* moe_model_save_adapter for whoever is inside, in the model's form. Waits. */
 enum moe_status moe_model_write_adapter(struct moe_model *m, const char *dir);
 
 /* ---- between api/model*.c ---- */
 
 /* Targets, ranks and alphas from the parameters or the adapter (may be NULL). */
 enum moe_status moe_model_plan_lora(struct moe_model *m, const struct moe_adapter *adapter);
+/* Trainable values of the plan, and whether layer has target (plan and architecture). */
+void moe_model_count_lora(const struct moe_model *m, int64_t *attention, int64_t *experts,
+			  int64_t *gates);
+static inline int moe_lora_rank(const struct moe_lora_plan *p, enum moe_adapter_target t, int layer)
+{
+	return p->on[t][layer] ? p->rank[t] : 0;
+}
 /*
  * The decoder's shape without memory for weights; then refuses what cannot fit (not on a dry engine, st NULL) and
  * chooses what the backward multiplies by.
@@ -70,6 +97,18 @@ void moe_model_free_decoder(struct moe_model *m);
 enum moe_status moe_model_make_rope(struct moe_model *m);
 enum moe_status moe_model_load_weights(struct moe_model *m, const struct moe_safetensors *st);
 enum moe_status moe_model_init_lora(struct moe_model *m);
+/* api/model_folded.c: memory and base, once the weights are there (st NULL: memory only). */
+enum moe_status moe_model_make_folded(struct moe_model *m, const struct moe_safetensors *st);
+/* Values of A and B, then all W. A matrix whose base was dropped cannot change: MOE_ERR_ARG. */
+enum moe_status moe_model_fold(struct moe_model *m);
+/* Drops the large bases. */
+void moe_model_folded_done(struct moe_model *m);
+void moe_model_free_folded(struct moe_model *m);
+static inline struct moe_folded_lora *moe_model_folded(struct moe_model *m, int layer,
+						       enum moe_adapter_target t)
+{
+	return &m->folded[layer][t - MOE_ADAPTER_EXPERTS - 1];
+}
 enum moe_status moe_model_set_adapter(struct moe_model *m, const struct moe_adapter *adapter);
 /* The tensor of a role, whichever name it has. Absent: MOE_ERR_FORMAT naming it. */
 enum moe_status moe_model_find(const struct moe_model *m, const struct moe_safetensors *st,

@@ -1,35 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* LoRA of a model: initial values, and adapters to and from disk. */
+#include "api/lora_init.h"
 #include "api/model.h"
 
-#include "model/adapters/peft.h"
+#include "model/adapters/adapter_form.h"
 
 #include <math.h>
-
-/* splitmix64's finaliser */
-static uint64_t mix(uint64_t z)
-{
-	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
-	z = (z ^ z >> 27) * 0x94d049bb133111ebull;
-	return z ^ z >> 31;
-}
-
-/*
- * Uniform in +-1/sqrt(in), which is what PEFT's kaiming_uniform_(a = sqrt(5)) gives. Each element
- * depends on its own coordinates only, not on parts or order.
- */
-static void init_a(uint64_t seed, int layer, int target, int expert, int64_t r, int64_t in, float *a)
-{
-	uint64_t key = mix(mix(mix(mix(seed + 0x9e3779b97f4a7c15ull) + (uint64_t)layer) +
-			       (uint64_t)target) + (uint64_t)expert);
-	double bound = 1 / sqrt((double)in);
-
-	for (int64_t i = 0; i < r * in; i++) {
-		uint64_t bits = mix(key + (uint64_t)i * 0x9e3779b97f4a7c15ull);
-
-		a[i] = (float)(((double)(bits >> 11) * 0x1p-53 * 2 - 1) * bound);
-	}
-}
 
 static enum moe_status alloc_param(struct moe_model *m, struct moe_param *p)
 {
@@ -47,21 +23,26 @@ static enum moe_status alloc_param(struct moe_model *m, struct moe_param *p)
 	return MOE_OK;
 }
 
+/* Rows beyond a projection's own rank stay 0, as the B that meets them does. */
 static enum moe_status init_experts(struct moe_model *m, int layer, struct moe_experts *e)
 {
 	static const enum moe_lora_array arrays[3] = { MOE_GATE_A, MOE_UP_A, MOE_DOWN_A };
-	float *a = moe_alloc((size_t)e->r * (size_t)MOE_MAX(e->H, e->I), sizeof *a);
+	float *a = moe_calloc((size_t)e->r * (size_t)MOE_MAX(e->H, e->I), sizeof *a);
 
 	if (!a)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for LoRA");
-	for (int x = 0; x < e->E; x++)
-		for (int j = 0; j < 3; j++) {
-			if (j == 1 && m->lora.share_a)
-				continue;
-			init_a(m->params.seed, layer, MOE_ADAPTER_EXPERTS + j, x, e->r,
-			       j == 2 ? e->I : e->H, a);
+	for (int j = 0; j < 3; j++) {
+		int rank = j == 2 ? m->lora.down_rank : m->lora.gate_up_rank;
+		int64_t in = j == 2 ? e->I : e->H;
+
+		if (j == 1 && m->lora.share_a)
+			continue;
+		memset(a, 0, (size_t)(e->r * in) * sizeof *a);
+		for (int x = 0; x < e->E; x++) {
+			moe_lora_init_a(m->params.seed, layer, MOE_ADAPTER_EXPERTS + j, x, rank, in, a);
 			moe_experts_set(e, arrays[j], MOE_VALUE, x, a);
 		}
+	}
 	moe_free(a);
 	return MOE_OK;
 }
@@ -81,11 +62,54 @@ enum moe_status moe_model_init_lora(struct moe_model *m)
 			MOE_TRY(alloc_param(m, &p->lora_a));
 			MOE_TRY(alloc_param(m, &p->lora_b));
 			if (!moe_engine_is_dry(m->engine))
-				init_a(m->params.seed, i, j, 0, p->r, p->weight.k, p->lora_a.value);
+				moe_lora_init_a(m->params.seed, i, j, 0, p->r, p->weight.k, p->lora_a.value);
 		}
 		if (l->experts && l->experts->r && !moe_engine_is_dry(m->engine))
 			MOE_TRY(init_experts(m, i, l->experts));
 	}
+	return MOE_OK;
+}
+
+static enum moe_status other_rank(const struct moe_adapter_entry *e, int64_t rank, double scale,
+				  int own, double own_scale)
+{
+	return moe_fail(
+		MOE_ERR_ARG,
+		"the adapter's %s has rank %lld and scale %g, the model's %d and %g: open the "
+		"model with this adapter instead",
+		moe_adapter_target_name(e->target), (long long)rank, scale, own, own_scale);
+}
+
+static bool same(double a, double b)
+{
+	return fabs(a - b) <= 1e-6 * fabs(b);
+}
+
+/* What the engine computes B A with. */
+static double scale_of(const struct moe_model *m, enum moe_adapter_target t)
+{
+	return m->lora.rank[t] ? moe_lora_scaling(m->lora.rslora, m->lora.rank[t], m->lora.alpha[t])
+			       : 0;
+}
+
+static enum moe_status check_experts(const struct moe_model *m, const struct moe_adapter *adapter,
+				     const struct moe_adapter_entry *e)
+{
+	double scale = scale_of(m, e->target);
+
+	if (e->gate_up_rank != m->lora.gate_up_rank)
+		return other_rank(e, e->gate_up_rank, moe_adapter_gate_up_scaling(adapter, e),
+				  m->lora.gate_up_rank, scale);
+	if (e->rank != m->lora.down_rank)
+		return other_rank(e, e->rank, moe_adapter_scaling(adapter, e), m->lora.down_rank,
+				  scale);
+	if (e->gate_up_rank && !same(moe_adapter_gate_up_scaling(adapter, e), scale))
+		return other_rank(e, e->gate_up_rank, moe_adapter_gate_up_scaling(adapter, e),
+				  m->lora.gate_up_rank, scale);
+	if (m->lora.share_a && !adapter->share_a)
+		return moe_fail(MOE_ERR_ARG,
+				"the adapter has an A each for gate and up; the model's "
+				"share one");
 	return MOE_OK;
 }
 
@@ -94,53 +118,91 @@ static enum moe_status check_fit(const struct moe_model *m, const struct moe_ada
 	MOE_TRY(moe_adapter_check(adapter, &m->arch));
 	for (size_t i = 0; i < adapter->n_entries; i++) {
 		const struct moe_adapter_entry *e = &adapter->entries[i];
-		int rank = m->lora.rank[e->target];
-		double alpha = m->lora.alpha[e->target];
-		double scale = rank ? alpha / (m->lora.rslora ? sqrt(rank) : rank) : 0;
+		int rank = moe_lora_rank(&m->lora, e->target, e->layer);
 
-		if (rank != e->rank || fabs(scale - moe_adapter_scaling(adapter, e)) > 1e-6 * scale)
-			return moe_fail(MOE_ERR_ARG,
-					"the adapter's %s has rank %lld and scale %g, the model's %d "
-					"and %g: open the model with this adapter instead",
-					moe_adapter_target_name(e->target), (long long)e->rank,
-					moe_adapter_scaling(adapter, e), rank, scale);
-		if (e->target == MOE_ADAPTER_EXPERTS && m->lora.share_a && !adapter->share_a)
-			return moe_fail(MOE_ERR_ARG, "the adapter has an A each for gate and up; the "
-						     "model's share one");
+		if (e->target == MOE_ADAPTER_EXPERTS) {
+			MOE_TRY(check_experts(m, adapter, e));
+			continue;
+		}
+		if (rank != e->rank ||
+		    !same(moe_adapter_scaling(adapter, e), scale_of(m, e->target)))
+			return other_rank(e, e->rank, moe_adapter_scaling(adapter, e), rank,
+					  scale_of(m, e->target));
 	}
 	return MOE_OK;
 }
 
-/* One array of all experts between [E, rows, columns] and the parts. */
-static void copy_experts(struct moe_experts *e, enum moe_lora_array a, float *all, bool set)
+/*
+ * One array of all experts between an adapter's own rank, [E, rows, columns] with rank rows (A) or
+ * columns (B), and the engine's, at least as large: zeros beyond. grow: factor on the way in.
+ */
+static enum moe_status copy_experts(struct moe_experts *e, enum moe_lora_array a, int64_t rank,
+				    float *all, double grow, bool set)
 {
-	int64_t n = moe_lora_elements(e, a);
+	bool is_b = a >= MOE_GATE_B;
+	int64_t n = moe_lora_elements(e, a), lines = is_b ? n / e->r : 1;
+	int64_t wide = n / lines, narrow = wide / e->r * rank; /* of a line */
+	float *piece;
 
-	for (int x = 0; x < e->E; x++)
+	if (!rank)
+		return MOE_OK;
+	piece = moe_calloc((size_t)n, sizeof *piece);
+	if (!piece)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for an adapter");
+	for (int x = 0; x < e->E; x++, all += lines * narrow) {
+		if (!set)
+			moe_experts_get(e, a, MOE_VALUE, x, piece);
+		for (int64_t line = 0; line < lines; line++)
+			for (int64_t i = 0; i < narrow; i++)
+				if (set)
+					piece[line * wide + i] =
+						(float)(all[line * narrow + i] * grow);
+				else
+					all[line * narrow + i] = piece[line * wide + i];
 		if (set)
-			moe_experts_set(e, a, MOE_VALUE, x, all + x * n);
-		else
-			moe_experts_get(e, a, MOE_VALUE, x, all + x * n);
+			moe_experts_set(e, a, MOE_VALUE, x, piece);
+	}
+	moe_free(piece);
+	return MOE_OK;
 }
 
-static void set_entry(struct moe_model *m, const struct moe_adapter_entry *e)
+static enum moe_status set_experts(struct moe_model *m, const struct moe_adapter *adapter,
+				   const struct moe_adapter_entry *e)
 {
-	struct moe_decoder_layer *l = &m->decoder.layers[e->layer];
+	struct moe_experts *x = m->decoder.layers[e->layer].experts;
+	int64_t R = e->gate_up_rank;
+	/* the engine has one scale; down's B takes up a difference */
+	double grow = e->rank ? moe_adapter_scaling(adapter, e) / scale_of(m, e->target) : 1;
 
-	if (e->target != MOE_ADAPTER_EXPERTS) {
-		struct moe_linear *p = &l->linear[e->target];
-
-		memcpy(p->lora_a.value, e->a, (size_t)p->lora_a.piece * sizeof(float));
-		memcpy(p->lora_b.value, e->b, (size_t)p->lora_b.piece * sizeof(float));
-		return;
-	}
-	copy_experts(l->experts, MOE_GATE_A, e->gate_a, true);
+	if (same(grow, 1))
+		grow = 1;
+	MOE_TRY(copy_experts(x, MOE_GATE_A, R, e->gate_a, 1, true));
 	if (!m->lora.share_a)
-		copy_experts(l->experts, MOE_UP_A, e->up_a ? e->up_a : e->gate_a, true);
-	copy_experts(l->experts, MOE_DOWN_A, e->down_a, true);
-	copy_experts(l->experts, MOE_GATE_B, e->gate_b, true);
-	copy_experts(l->experts, MOE_UP_B, e->up_b, true);
-	copy_experts(l->experts, MOE_DOWN_B, e->down_b, true);
+		MOE_TRY(copy_experts(x, MOE_UP_A, R, e->up_a ? e->up_a : e->gate_a, 1, true));
+	MOE_TRY(copy_experts(x, MOE_DOWN_A, e->rank, e->down_a, 1, true));
+	MOE_TRY(copy_experts(x, MOE_GATE_B, R, e->gate_b, 1, true));
+	MOE_TRY(copy_experts(x, MOE_UP_B, R, e->up_b, 1, true));
+	return copy_experts(x, MOE_DOWN_B, e->rank, e->down_b, grow, true);
+}
+
+static enum moe_status set_entry(struct moe_model *m, const struct moe_adapter *adapter,
+				 const struct moe_adapter_entry *e)
+{
+	size_t a = (size_t)(e->rank * e->in) * sizeof(float),
+	       b = (size_t)(e->rank * e->out) * sizeof(float);
+
+	if (e->target == MOE_ADAPTER_EXPERTS)
+		return set_experts(m, adapter, e);
+	if (e->target < MOE_ADAPTER_ATTENTION) {
+		struct moe_linear *p = &m->decoder.layers[e->layer].linear[e->target];
+
+		memcpy(p->lora_a.value, e->a, a);
+		memcpy(p->lora_b.value, e->b, b);
+	} else {
+		memcpy(moe_model_folded(m, e->layer, e->target)->a, e->a, a);
+		memcpy(moe_model_folded(m, e->layer, e->target)->b, e->b, b);
+	}
+	return MOE_OK;
 }
 
 /* B = 0 where the adapter has nothing for a target: it then changes nothing there. */
@@ -150,6 +212,13 @@ static void clear_absent(struct moe_model *m, const struct moe_adapter *adapter)
 		struct moe_decoder_layer *l = &m->decoder.layers[i];
 		struct moe_experts *e = l->experts;
 
+		for (int t = MOE_ADAPTER_EXPERTS + 1; m->folded && t < MOE_ADAPTER_TARGETS; t++) {
+			struct moe_folded_lora *f =
+				moe_model_folded(m, i, (enum moe_adapter_target)t);
+
+			if (f->r && !moe_adapter_find(adapter, i, (enum moe_adapter_target)t))
+				memset(f->b, 0, (size_t)(f->n * f->r) * sizeof(float));
+		}
 		for (int j = 0; j < MOE_ATTN_LINEARS; j++)
 			if (l->linear[j].r &&
 			    !moe_adapter_find(adapter, i, (enum moe_adapter_target)j))
@@ -164,7 +233,8 @@ static void clear_absent(struct moe_model *m, const struct moe_adapter *adapter)
 
 			memset(part->gate_b.value, 0,
 			       (size_t)(e->E * part->gate_b.piece) * sizeof(float));
-			memset(part->up_b.value, 0, (size_t)(e->E * part->up_b.piece) * sizeof(float));
+			memset(part->up_b.value, 0,
+			       (size_t)(e->E * part->up_b.piece) * sizeof(float));
 			moe_param_pack_all(&part->gate_b, 0, e->E);
 			moe_param_pack_all(&part->up_b, 0, e->E);
 		}
@@ -208,7 +278,8 @@ enum moe_status moe_model_set_adapter(struct moe_model *m, const struct moe_adap
 	MOE_TRY(check_fit(m, adapter));
 	clear_absent(m, adapter);
 	for (size_t i = 0; i < adapter->n_entries; i++)
-		set_entry(m, &adapter->entries[i]);
+		MOE_TRY(set_entry(m, adapter, &adapter->entries[i]));
+	MOE_TRY(moe_model_fold(m));
 	clear_all_moments(m);
 	return MOE_OK;
 }
@@ -223,7 +294,7 @@ enum moe_status moe_model_load_adapter(struct moe_model *m, const char *dir)
 	MOE_TRY(moe_model_enter(m));
 	st = moe_engine_wait(m->engine);
 	if (st == MOE_OK)
-		st = moe_peft_read(dir, &adapter);
+		st = moe_adapter_read(dir, &adapter);
 	if (st == MOE_OK)
 		st = moe_model_set_adapter(m, adapter);
 	moe_adapter_free(adapter);
@@ -231,32 +302,36 @@ enum moe_status moe_model_load_adapter(struct moe_model *m, const char *dir)
 	return st;
 }
 
-static enum moe_status get_experts(struct moe_model *m, struct moe_experts *e,
-				   struct moe_adapter_entry *out)
+static enum moe_status get_experts(struct moe_model *m, struct moe_experts *x,
+				   struct moe_adapter_entry *e)
 {
-	float **const to[MOE_LORA_ARRAYS] = { &out->gate_a, &out->up_a,   &out->down_a,
-					      &out->gate_b, &out->up_b, &out->down_b };
-	int64_t total = 0;
-	float *at;
+	bool share_a = m->lora.share_a;
+	int64_t R = m->lora.gate_up_rank, r = m->lora.down_rank;
+	double scale = scale_of(m, MOE_ADAPTER_EXPERTS);
 
-	for (int i = 0; i < MOE_LORA_ARRAYS; i++)
-		total += e->E * moe_lora_elements(e, (enum moe_lora_array)i);
-	at = out->block = moe_alloc((size_t)total, sizeof *at);
-	if (!at)
-		return moe_fail(MOE_ERR_NOMEM, "no memory for an adapter");
-	for (int i = 0; i < MOE_LORA_ARRAYS; i++) {
-		if (i == MOE_UP_A && m->lora.share_a) {
-			out->up_a = out->gate_a;
-			continue;
-		}
-		*to[i] = at;
-		copy_experts(e, (enum moe_lora_array)i, at, false);
-		at += e->E * moe_lora_elements(e, (enum moe_lora_array)i);
-	}
-	out->n_experts = e->E;
-	out->hidden = e->H;
-	out->intermediate = e->I;
-	return MOE_OK;
+	e->n_experts = x->E;
+	e->hidden = x->H;
+	e->intermediate = x->I;
+	e->gate_up_rank = R;
+	e->rank = r;
+	e->gate_up_alpha = R ? moe_lora_alpha(m->lora.rslora, R, scale) : 0;
+	e->alpha = r ? moe_lora_alpha(m->lora.rslora, r, scale) : 0;
+	MOE_TRY(moe_adapter_alloc_experts(e, share_a));
+	MOE_TRY(copy_experts(x, MOE_GATE_A, R, e->gate_a, 1, false));
+	if (!share_a)
+		MOE_TRY(copy_experts(x, MOE_UP_A, R, e->up_a, 1, false));
+	MOE_TRY(copy_experts(x, MOE_DOWN_A, r, e->down_a, 1, false));
+	MOE_TRY(copy_experts(x, MOE_GATE_B, R, e->gate_b, 1, false));
+	MOE_TRY(copy_experts(x, MOE_UP_B, R, e->up_b, 1, false));
+	return copy_experts(x, MOE_DOWN_B, r, e->down_b, 1, false);
+}
+
+static void get_folded(const struct moe_folded_lora *g, struct moe_adapter_entry *e)
+{
+	e->in = g->k;
+	e->out = g->n;
+	e->a = g->a;
+	e->b = g->b;
 }
 
 static enum moe_status get_layer(struct moe_model *m, int i, struct moe_adapter *out)
@@ -265,25 +340,43 @@ static enum moe_status get_layer(struct moe_model *m, int i, struct moe_adapter 
 
 	for (int j = 0; j < MOE_ADAPTER_TARGETS; j++) {
 		struct moe_adapter_entry *e = &out->entries[out->n_entries];
-		bool experts = j == MOE_ADAPTER_EXPERTS;
 
-		if (!m->lora.rank[j] || (experts && !l->experts))
+		if (!moe_lora_rank(&m->lora, (enum moe_adapter_target)j, i))
 			continue;
 		e->layer = i;
 		e->target = (enum moe_adapter_target)j;
 		e->rank = m->lora.rank[j];
 		e->alpha = m->lora.alpha[j];
 		out->n_entries++;
-		if (experts) {
+		if (j == MOE_ADAPTER_EXPERTS) {
 			MOE_TRY(get_experts(m, l->experts, e));
-			continue;
+		} else if (j >= MOE_ADAPTER_ATTENTION) {
+			get_folded(moe_model_folded(m, i, e->target), e);
+		} else {
+			e->in = l->linear[j].weight.k;
+			e->out = l->linear[j].weight.n;
+			e->a = l->linear[j].lora_a.value;
+			e->b = l->linear[j].lora_b.value;
 		}
-		e->in = l->linear[j].weight.k;
-		e->out = l->linear[j].weight.n;
-		e->a = l->linear[j].lora_a.value;
-		e->b = l->linear[j].lora_b.value;
 	}
 	return MOE_OK;
+}
+
+/* The configuration's r and lora_alpha: attention's first, else the experts' own rank. */
+static void get_defaults(const struct moe_model *m, struct moe_adapter *out)
+{
+	const struct moe_lora_plan *p = &m->lora;
+
+	for (int j = MOE_ADAPTER_TARGETS - 1; j >= 0; j--) {
+		if (!p->rank[j])
+			continue;
+		out->rank = p->rank[j];
+		out->alpha = p->alpha[j];
+		if (j != MOE_ADAPTER_EXPERTS)
+			continue;
+		out->rank = p->down_rank ? p->down_rank : p->gate_up_rank;
+		out->alpha = moe_lora_alpha(p->rslora, out->rank, scale_of(m, MOE_ADAPTER_EXPERTS));
+	}
 }
 
 /* A snapshot; values of attention are borrowed, so nothing may be outstanding. */
@@ -301,11 +394,9 @@ static enum moe_status get_adapter(struct moe_model *m, struct moe_adapter **res
 		return moe_fail(MOE_ERR_NOMEM, "no memory for an adapter");
 	out->rslora = m->lora.rslora;
 	out->share_a = m->lora.share_a;
-	for (int j = MOE_ADAPTER_TARGETS - 1; j >= 0; j--)
-		if (m->lora.rank[j]) {
-			out->rank = m->lora.rank[j];
-			out->alpha = m->lora.alpha[j];
-		}
+	out->mixtral = !strcmp(m->arch.name, "mixtral");
+	memcpy(out->partial, m->lora.partial, sizeof out->partial);
+	get_defaults(m, out);
 	for (int i = 0; i < m->decoder.n_layers; i++)
 		MOE_TRY(get_layer(m, i, out));
 	if (!out->n_entries)
@@ -321,7 +412,7 @@ enum moe_status moe_model_write_adapter(struct moe_model *m, const char *dir)
 	if (st == MOE_OK)
 		st = get_adapter(m, &adapter);
 	if (st == MOE_OK)
-		st = moe_peft_write(dir, adapter);
+		st = moe_adapter_write(dir, adapter, m->params.adapter_format);
 	moe_adapter_free(adapter);
 	return st;
 }

@@ -406,7 +406,7 @@ enum moe_status moe_model_choose_format(struct moe_model *m, const struct moe_sa
 static enum moe_status load_experts(struct loader *l, int layer, struct moe_experts *e)
 {
 	const struct moe_lora_plan *lora = &l->m->lora;
-	double r = lora->rank[MOE_ADAPTER_EXPERTS];
+	int r = moe_lora_rank(lora, MOE_ADAPTER_EXPERTS, layer);
 	bool fused = l->st && moe_model_has(l->m, l->st, MOE_ROLE_EXPERTS_GATE_UP, layer, -1);
 	struct expert_coding c = { .coded = false };
 	const struct moe_st_tensor *t;
@@ -415,10 +415,10 @@ static enum moe_status load_experts(struct loader *l, int layer, struct moe_expe
 		.k = e->k,
 		.H = e->H,
 		.I = e->I,
-		.r = (int)r,
+		.r = r,
 		.group_size = l->m->group_size,
-		.scale = r > 0 ? (float)(lora->alpha[MOE_ADAPTER_EXPERTS] /
-					 (lora->rslora ? __builtin_sqrt(r) : r))
+		.scale = r > 0 ? (float)moe_lora_scaling(lora->rslora, r,
+							 lora->alpha[MOE_ADAPTER_EXPERTS])
 			       : 0,
 		.share_a = lora->share_a,
 		.trainable = r > 0 && !l->m->params.inference_only,

@@ -264,7 +264,7 @@ static void announce(const struct moe_pack_source *s, size_t row)
 static enum moe_status run_coded(const struct job *j, const char *name, int64_t *bad)
 {
 	const struct moe_quantised *q = j->coded;
-	const struct moe_window all = { 0, q->n, 0, q->k, 1 };
+	const struct moe_coded_window all = { 0, q->n, 0, q->k, 1 };
 
 	if (!j->experts || j->part == 0)
 		MOE_TRY(moe_check_scales(q, name));

@@ -3,82 +3,12 @@
 #include "api/model.h"
 
 #include "codelets/ffn_bwd.h"
+#include "engine/available.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
 #define MAX_MOE_HANDLES 36000 /* of 50,000: attention and the LM head need some too */
-
-static enum moe_status target_named(const char *name, size_t n, int *out)
-{
-	for (int i = 0; i < MOE_ADAPTER_TARGETS; i++) {
-		const char *known = moe_adapter_target_name((enum moe_adapter_target)i);
-
-		if (strlen(known) == n && !strncmp(known, name, n)) {
-			*out = i;
-			return MOE_OK;
-		}
-	}
-	return moe_fail(MOE_ERR_ARG,
-			"lora_targets: \"%.*s\" is none of q_proj, k_proj, v_proj, o_proj, experts",
-			(int)n, name);
-}
-
-static enum moe_status lora_from_params(struct moe_model *m)
-{
-	const struct moe_model_params *p = &m->params;
-	const char *list = p->lora_targets ? p->lora_targets
-					   : "experts,q_proj,k_proj,v_proj,o_proj";
-	int rank = p->lora_rank ? p->lora_rank : 16;
-	int expert_rank = p->expert_rank ? p->expert_rank : rank, target = 0;
-
-	if (p->inference_only && !p->lora_rank)
-		return MOE_OK;
-	while (*list) {
-		size_t n = strcspn(list, ", ");
-
-		if (n) {
-			MOE_TRY(target_named(list, n, &target));
-			m->lora.rank[target] = target == MOE_ADAPTER_EXPERTS ? expert_rank : rank;
-			m->lora.alpha[target] =
-				p->lora_alpha > 0 ? p->lora_alpha : 2.0 * m->lora.rank[target];
-		}
-		list += n;
-		list += strspn(list, ", ");
-	}
-	m->lora.share_a = p->share_a;
-	m->lora.rslora = p->rslora;
-	if (!m->arch.n_experts)
-		m->lora.rank[MOE_ADAPTER_EXPERTS] = 0;
-	for (int i = 0; i < MOE_ADAPTER_TARGETS; i++)
-		if (m->lora.rank[i])
-			return MOE_OK;
-	return moe_fail(MOE_ERR_ARG, "no target matched: lora_targets \"%s\" names nothing in this %s model",
-			p->lora_targets ? p->lora_targets : "(default)", m->arch.name);
-}
-
-enum moe_status moe_model_plan_lora(struct moe_model *m, const struct moe_adapter *adapter)
-{
-	memset(&m->lora, 0, sizeof m->lora);
-	if (!adapter)
-		return lora_from_params(m);
-	MOE_TRY(moe_adapter_check(adapter, &m->arch));
-	m->lora.share_a = adapter->share_a;
-	m->lora.rslora = adapter->rslora;
-	for (size_t i = 0; i < adapter->n_entries; i++) {
-		const struct moe_adapter_entry *e = &adapter->entries[i];
-		int *rank = &m->lora.rank[e->target];
-
-		if (*rank && (*rank != e->rank || m->lora.alpha[e->target] != e->alpha))
-			return moe_fail(MOE_ERR_UNSUPPORTED,
-					"the adapter's %s has rank %lld in layer %d, %d in others",
-					moe_adapter_target_name(e->target), (long long)e->rank,
-					e->layer, *rank);
-		*rank = (int)e->rank;
-		m->lora.alpha[e->target] = e->alpha;
-	}
-	return MOE_OK;
-}
 
 static void shape_linear(struct moe_linear *l, int64_t n, int64_t k, int r)
 {
@@ -96,10 +26,10 @@ static enum moe_status shape_layer(struct moe_model *m, int i)
 	int64_t q = (int64_t)a->n_heads * a->head_dim, kv = (int64_t)a->n_kv_heads * a->head_dim;
 	int64_t ffn = a->layer_is_moe[i] ? a->shared_intermediate : a->intermediate;
 
-	shape_linear(&l->linear[MOE_ATTN_Q], q, a->hidden, m->lora.rank[MOE_ADAPTER_Q]);
-	shape_linear(&l->linear[MOE_ATTN_K], kv, a->hidden, m->lora.rank[MOE_ADAPTER_K]);
-	shape_linear(&l->linear[MOE_ATTN_V], kv, a->hidden, m->lora.rank[MOE_ADAPTER_V]);
-	shape_linear(&l->linear[MOE_ATTN_O], a->hidden, q, m->lora.rank[MOE_ADAPTER_O]);
+	shape_linear(&l->linear[MOE_ATTN_Q], q, a->hidden, moe_lora_rank(&m->lora, MOE_ADAPTER_Q, i));
+	shape_linear(&l->linear[MOE_ATTN_K], kv, a->hidden, moe_lora_rank(&m->lora, MOE_ADAPTER_K, i));
+	shape_linear(&l->linear[MOE_ATTN_V], kv, a->hidden, moe_lora_rank(&m->lora, MOE_ADAPTER_V, i));
+	shape_linear(&l->linear[MOE_ATTN_O], a->hidden, q, moe_lora_rank(&m->lora, MOE_ADAPTER_O, i));
 	if (a->qk_norm != MOE_QK_NORM_NONE) {
 		bool head = a->qk_norm == MOE_QK_NORM_HEAD;
 
@@ -123,7 +53,7 @@ static enum moe_status shape_layer(struct moe_model *m, int i)
 	l->experts->H = (int)a->hidden;
 	l->experts->I = (int)a->moe_intermediate;
 	l->experts->P = moe_engine_parts(m->engine);
-	l->experts->r = m->lora.rank[MOE_ADAPTER_EXPERTS];
+	l->experts->r = moe_lora_rank(&m->lora, MOE_ADAPTER_EXPERTS, i);
 	l->experts->G = (a->n_experts - 1) / m->group_size + 1;
 	l->experts->ra = (m->lora.share_a ? 1 : 2) * l->experts->r;
 	for (int p = 0; p < l->experts->P; p++)
@@ -248,20 +178,6 @@ static size_t lora_bytes(const struct moe_model *m)
 	return bytes;
 }
 
-static size_t available_memory(void)
-{
-	FILE *f = fopen("/proc/meminfo", "r");
-	char line[128];
-	unsigned long long kb = 0;
-
-	while (f && fgets(line, sizeof line, f))
-		if (sscanf(line, "MemAvailable: %llu kB", &kb) == 1)
-			break;
-	if (f)
-		fclose(f);
-	return kb ? (size_t)kb * 1024 : SIZE_MAX;
-}
-
 /* Bytes of StarPU's handles; Debian's build takes 4 KB each (design.md 3). */
 static size_t handle_bytes(const struct moe_model *m, int lowest)
 {
@@ -326,7 +242,7 @@ enum moe_status moe_model_plan_memory(struct moe_model *m, const struct moe_safe
 {
 	size_t weights = 0, lora = lora_bytes(m), slot, handles, total;
 	size_t limit = m->params.memory_limit > 0 ? (size_t)m->params.memory_limit
-						  : available_memory();
+						  : moe_memory_available("");
 	int lowest = m->params.inference_only || !lora ? m->decoder.n_layers : 0;
 	const char *backward = m->params.backward_weights;
 	struct moe_param_count count;

@@ -134,6 +134,78 @@ enum moe_status moe_submit_grad_weights(const struct moe_context *c, const struc
 	return MOE_OK;
 }
 
+enum moe_status moe_check_shape(const char *name, const struct moe_array *a, int ndim,
+				const int64_t *shape)
+{
+	int64_t contiguous = 1;
+	char want[64], got[64];
+
+	if (!a)
+		return moe_fail(MOE_ERR_ARG, "%s is NULL", name);
+	if (a->ndim != ndim || memcmp(a->shape, shape, (size_t)ndim * sizeof *shape))
+		return moe_fail(MOE_ERR_ARG, "%s has shape %s; %s is expected", name,
+				moe_shape_text(MOE_MIN(MOE_MAX(a->ndim, 0), MOE_MAX_NDIM), a->shape,
+					       got, sizeof got),
+				moe_shape_text(ndim, shape, want, sizeof want));
+	for (int i = ndim - 1; i >= 0; contiguous *= shape[i--])
+		if (a->strides[i] && a->strides[i] != contiguous && shape[i] > 1)
+			return moe_fail(MOE_ERR_ARG, "%s must be contiguous", name);
+	if (!a->data && moe_shape_count(ndim, shape))
+		return moe_fail(MOE_ERR_ARG, "%s has no data", name);
+	return MOE_OK;
+}
+
+static void scale_row(float *row, int64_t n, float scale)
+{
+	for (int64_t i = 0; scale != 1 && i < n; i++)
+		row[i] *= scale;
+}
+
+enum moe_status moe_copy_lora(struct moe_experts *l, enum moe_lora_array which, enum moe_param_field f,
+			      const struct moe_array *a, bool set, float scale)
+{
+	int64_t n = moe_lora_elements(l, which);
+	size_t bytes = (size_t)n * moe_dtype_size(a->dtype);
+	float *row = moe_alloc((size_t)n, sizeof *row);
+
+	if (!row)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for a row of LoRA");
+	for (int e = 0; e < l->E; e++) {
+		char *p = (char *)a->data + (size_t)e * bytes;
+
+		if (set) {
+			moe_to_f32(row, p, a->dtype, (size_t)n);
+			moe_experts_set(l, which, f, e, row);
+			continue;
+		}
+		moe_experts_get(l, which, f, e, row);
+		scale_row(row, n, scale);
+		moe_from_f32(p, a->dtype, row, (size_t)n);
+	}
+	moe_free(row);
+	return MOE_OK;
+}
+
+enum moe_status moe_copy_base(const struct moe_experts *l, enum moe_expert_matrix which,
+			      enum moe_param_field f, const int64_t *map, const struct moe_array *dst,
+			      float scale)
+{
+	int64_t n = (int64_t)l->I * l->H;
+	size_t bytes = (size_t)n * moe_dtype_size(dst->dtype);
+	float *row = moe_alloc((size_t)n, sizeof *row);
+
+	if (!row)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for a matrix of an expert");
+	for (int e = 0; e < l->E; e++) {
+		moe_experts_get_base(l, which, f, e, row);
+		scale_row(row, n, scale);
+		moe_from_f32((char *)dst->data + (size_t)(map ? map[e] : e) * bytes, dst->dtype, row,
+			     (size_t)n);
+	}
+	moe_free(row);
+	return MOE_OK;
+}
+
 static bool in_range(double v, double low, double high)
 {
 	return v >= low && v < high; /* false for NaN */

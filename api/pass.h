@@ -4,6 +4,7 @@
 #define MOE_API_PASS_H
 
 #include "graphs/moe_graph.h"
+#include "graphs/moe_state.h"
 
 #define MOE_MAX_EXPERTS 32767 /* a tag's group is 16 bits wide */
 #define MOE_MAX_BYTES 0x1p46  /* of one array: sizes in bytes never overflow */
@@ -29,6 +30,16 @@ enum moe_status moe_submit_copy(const struct moe_context *c, struct moe_stream *
 enum moe_status moe_submit_grad_weights(const struct moe_context *c, const struct moe_experts *l,
 					const struct moe_plan *plan, struct moe_slot_tensors *slot, int T,
 					const struct moe_array *a);
+/* Exactly this shape, contiguous, with data. */
+enum moe_status moe_check_shape(const char *name, const struct moe_array *a, int ndim,
+				const int64_t *shape);
+/* Between a LoRA array's field of all experts and a contiguous float array. */
+enum moe_status moe_copy_lora(struct moe_experts *l, enum moe_lora_array which, enum moe_param_field f,
+			      const struct moe_array *a, bool set, float scale);
+/* A base matrix's field out, whole; map: row of each expert, or NULL. */
+enum moe_status moe_copy_base(const struct moe_experts *l, enum moe_expert_matrix which,
+			      enum moe_param_field f, const int64_t *map, const struct moe_array *dst,
+			      float scale);
 enum moe_status moe_check_adamw(const struct moe_adamw_params *p);
 /* steps: updates so far. */
 struct moe_adamw moe_adamw_of(const struct moe_adamw_params *p, int64_t steps);

@@ -100,7 +100,7 @@ static void fill(struct bank *b, const struct bench *w, const struct moe_format 
 	struct moe_quantised q = {
 		.reader = &reader, .n = w->n, .k = w->k, .rows = MOE_MAX(f ? f->rows : 1, 1)
 	};
-	struct moe_window all = { 0, w->n, 0, w->k, 1 };
+	struct moe_coded_window all = { 0, w->n, 0, w->k, 1 };
 
 	if (f) {
 		q.coding = moe_format_coding(f, w->k);

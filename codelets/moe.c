@@ -168,10 +168,10 @@ int64_t moe_experts_pack_coded(const struct moe_experts *l, enum moe_expert_matr
 			       int part, const struct moe_quantised *q, int64_t n0, int64_t step)
 {
 	const struct moe_experts_part *p = &l->part[part];
-	struct moe_window w = { .n0 = n0, .n = l->H, .k0 = p->i0, .k = p->I, .step = step };
+	struct moe_coded_window w = { .n0 = n0, .n = l->H, .k0 = p->i0, .k = p->I, .step = step };
 
 	if (which != MOE_DOWN)
-		w = (struct moe_window){
+		w = (struct moe_coded_window){
 			.n0 = n0 + p->i0 * step, .n = p->I, .k = l->H, .step = step
 		};
 	return moe_coded_pack(moe_coded_order(moe_kernels()), weight_of(p, which, expert), q, &w);
@@ -211,6 +211,22 @@ static void *rows_at(void *base, size_t row, size_t bytes)
 	return base ? (char *)base + row * bytes : NULL;
 }
 
+static struct moe_dropout dropout_of(const struct moe_experts *l, const struct moe_experts_state *s, int p,
+				     int e)
+{
+	struct moe_dropout d = { .position = s->drop_position, .i0 = l->part[p].i0 };
+
+	if (!s->drop)
+		return d;
+	d.p = l->dropout;
+	for (uint64_t i = 0; i < MOE_DROPPED; i++) {
+		uint64_t key = moe_dropout_mix(l->dropout_seed + (uint64_t)s->drop_step);
+
+		d.key[i] = moe_dropout_mix(moe_dropout_mix(key + i) + (uint64_t)e);
+	}
+	return d;
+}
+
 struct moe_expert_rows moe_expert_rows_of(const struct moe_experts *l,
 					  const struct moe_experts_state *s, int p, int e)
 {
@@ -246,6 +262,7 @@ struct moe_expert_rows moe_expert_rows_of(const struct moe_experts *l,
 		.w_part = rows_at(ps->w_part, o, 2 * r * f32),
 		.y = rows_at(ps->y, o, H * f32),
 		.part_rows = s->part_rows,
+		.drop = dropout_of(l, s, p, e),
 	};
 }
 

@@ -7,20 +7,15 @@ static void run(const void *args, struct moe_worker *worker)
 {
 	const struct moe_repack_args *a = args;
 	const struct moe_experts *l = a->layer;
-	size_t bytes = (size_t)l->I * (size_t)l->H * moe_dtype_size(a->dtype);
 
 	(void)worker;
 	for (int e = l->group_first[a->group]; e < l->group_first[a->group + 1]; e++)
-		for (int i = 0; i < MOE_EXPERT_MATRICES; i++) {
-			const char *src = a->source[i];
-			size_t row = (size_t)(a->map ? a->map[e] : e);
-
-			if (src)
+		for (int i = 0; i < MOE_EXPERT_MATRICES; i++)
+			if (a->source[i])
 				moe_experts_pack_part(l, (enum moe_expert_matrix)i, e, a->part,
-						      src + row * bytes, a->dtype);
+						      a->source[i][e], a->dtype);
 			else
 				moe_experts_pack_master(l, (enum moe_expert_matrix)i, e, a->part);
-		}
 }
 
 static double cost_us(const void *args)

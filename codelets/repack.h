@@ -13,10 +13,10 @@ struct moe_codelet;
 struct moe_repack_args {
 	const struct moe_experts *layer;
 	int part, group;
-	/* [E, I, H], [E, I, H], [E, H, I], contiguous, all of one dtype; NULL: from the masters */
-	const void *source[MOE_EXPERT_MATRICES];
+	/* per matrix where each expert's [I, H], [I, H], [H, I] begins, contiguous, any alignment, all of one dtype;
+	 * NULL: from the masters */
+	const void *const *source[MOE_EXPERT_MATRICES];
 	enum moe_dtype dtype;
-	const int64_t *map; /* [E] row of source for each expert, or NULL: the same */
 };
 
 extern struct moe_codelet moe_cl_repack;

@@ -128,6 +128,20 @@ static void make_layers(struct maker *m, struct moe_decoder_slot *s)
 	}
 }
 
+/* The experts with the largest LoRA below layer `last`: buffers that layers share are made for them. */
+static const struct moe_experts *widest_experts(const struct moe_decoder *d, int last)
+{
+	const struct moe_experts *widest = NULL;
+
+	for (int i = 0; i < last; i++) {
+		const struct moe_experts *l = d->layers[i].experts;
+
+		if (l && (!widest || l->ra > widest->ra))
+			widest = l;
+	}
+	return widest;
+}
+
 /* States of the layers' experts and MLPs; those below the lowest trained layer share one. */
 static void make_states(struct maker *m, struct moe_decoder_slot *s)
 {
@@ -142,10 +156,13 @@ static void make_states(struct maker *m, struct moe_decoder_slot *s)
 							   : NULL;
 
 		if (l->experts && !(frozen && have[0])) {
+			const struct moe_experts *x =
+				frozen ? widest_experts(d, s->lowest) : l->experts;
+
 			have[0] |= frozen;
-			m->bytes += moe_experts_state_bytes(l->experts, s->T_max);
+			m->bytes += moe_experts_state_bytes(x, s->T_max);
 			if (m->e && m->st == MOE_OK)
-				m->st = moe_experts_state_alloc(m->e, l->experts, s->T_max, state);
+				m->st = moe_experts_state_alloc(m->e, x, s->T_max, state);
 			tensor(m, "plan", frozen ? &s->frozen_plan : s->plan ? &s->plan[i] : NULL);
 		}
 		if (l->ffn && !(frozen && have[l->experts ? 1 : 2])) {
@@ -176,17 +193,9 @@ static void bind_states(struct moe_decoder_slot *s)
 	}
 }
 
-static const struct moe_experts *first_experts(const struct moe_decoder *d)
-{
-	for (int i = 0; i < d->n_layers; i++)
-		if (d->layers[i].experts)
-			return d->layers[i].experts;
-	return NULL;
-}
-
 static void make_moe(struct maker *m, struct moe_decoder_slot *s, const struct moe_cut *cut)
 {
-	const struct moe_experts *l = first_experts(s->decoder);
+	const struct moe_experts *l = widest_experts(s->decoder, s->decoder->n_layers);
 
 	if (!l)
 		return;
@@ -376,7 +385,7 @@ static void free_layers(struct moe_decoder_slot *s)
 
 static void free_states(struct moe_decoder_slot *s)
 {
-	const struct moe_experts *l = first_experts(s->decoder);
+	const struct moe_experts *l = widest_experts(s->decoder, s->decoder->n_layers);
 	struct moe_engine *e = s->engine;
 
 	for (int i = 0; i < s->decoder->n_layers; i++) {

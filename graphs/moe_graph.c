@@ -483,7 +483,8 @@ enum moe_status moe_graph_moe_take_base(const struct moe_context *c, const struc
 		a.layer = l;
 		a.part = i / l->G;
 		a.group = i % l->G;
-		MOE_TRY(moe_task_repack(c, &a, lt->masters[i], lt->weights[i]));
+		MOE_TRY(moe_task_repack(c, &a, lt->masters ? lt->masters[i] : NULL,
+					lt->weights ? lt->weights[i] : NULL));
 	}
 	return MOE_OK;
 }

@@ -103,7 +103,7 @@ enum moe_status moe_graph_moe_exchange(const struct moe_context *c, const struct
 /* All gradients of the layer times factor. */
 enum moe_status moe_graph_moe_rescale(const struct moe_context *c, const struct moe_experts *l,
 				      struct moe_layer_tensors *lt, float factor);
-/* Masters and packed weights from arrays of the caller; of args: source, dtype, map. */
+/* Masters and packed weights from arrays of the caller; of args: source, dtype. */
 enum moe_status moe_graph_moe_take_base(const struct moe_context *c, const struct moe_experts *l,
 					struct moe_layer_tensors *lt,
 					const struct moe_repack_args *args);

@@ -389,6 +389,213 @@ MOE_API enum moe_status moe_block_update(struct moe_block *block,
 MOE_API enum moe_status moe_block_zero_gradients(struct moe_block *block);
 MOE_API enum moe_status moe_block_wait(struct moe_block *block);
 
+/* ---------------------------------------------------------------- experts of one layer */
+
+/*
+ * The routed experts of one layer, without a router: what embeds in other programs. Their LoRA and, if wanted,
+ * their base weights are trained by moesaic's AdamW or by the caller's optimizer.
+ *
+ * Threads: calls on one object are ordered by the caller (two at once: MOE_ERR_BUSY); different objects may be
+ * used by different threads. Objects of equal shape on one engine share the memory of their passes; only what a
+ * forward keeps for its backward is an object's own.
+ *
+ * Async: a call named _async returns when its tasks are submitted; the arrays that it was given must live, and
+ * results are there, when moe_experts_wait has returned. Tasks are ordered by their data: several layers, and
+ * several calls on one, may be in flight. moe_experts_forward_async waits inside only for buffers: where more
+ * calls than max_cache_depth + 1 are in flight, or a forward has more tokens than any before it.
+ *
+ * Arrays are those of enum moe_block_array up to DOWN_PROJ (base weights) and GATE_LORA_A to DOWN_LORA_B.
+ */
+struct moe_expert_layer;
+
+struct moe_experts_params {
+	size_t struct_size;
+	int experts, experts_per_token, hidden, intermediate;
+	int layer;	     /* its number, in names of tensors, errors and traces */
+	int max_tokens;	     /* a forward with more is refused; 0: no limit */
+	int max_cache_depth; /* forwards kept for a backward at a time; 0: 1 */
+	int lora_rank;	     /* 0: no LoRA */
+	float lora_alpha;    /* > 0 with a rank; scale = alpha / rank */
+	float lora_dropout;  /* of LoRA's inputs, in [0, 1); see moe_experts_set_dropout */
+	uint64_t seed;	     /* of dropout */
+	int train_base;	     /* gradients, masters and moments of the base weights */
+	enum moe_activations activations;
+	enum moe_dtype weight_dtype; /* widest dtype that weights are loaded from; with train_base F32 */
+	int expected_tokens, group_size, slices_i, slices_h; /* as in struct moe_block_params */
+	const char *backward_weights; /* likewise; layers of equal shape share the N copies of shared:N */
+};
+
+struct moe_experts_info {
+	size_t struct_size;
+	const char *backward_weights; /* lives as long as the object */
+	int groups, slices_i, slices_h;
+	int loaded, lora_ready; /* weights; LoRA values */
+	int kept;		/* forwards that wait for their backward */
+	int capacity;		/* tokens that the shared buffers hold */
+	int pending;		/* a backward's gradients are not published yet */
+	float scale;		/* alpha / rank */
+};
+
+MOE_API enum moe_status moe_experts_create(struct moe_engine *engine,
+					   const struct moe_experts_params *params,
+					   struct moe_expert_layer **out);
+/* Waits for its tasks. */
+MOE_API void moe_experts_destroy(struct moe_expert_layer *layer);
+MOE_API enum moe_status moe_experts_get_info(struct moe_expert_layer *layer,
+					     struct moe_experts_info *info);
+
+/*
+ * gate, up [E, I, H], down [E, H, I], contiguous, floats up to weight_dtype; copied. map [n_map >= E] or NULL: the
+ * expert that ids call e computes with row map[e] of the arrays; base gradients and updates keep the map (LoRA
+ * arrays are by id). With train_base each row is used once. A second load does nothing and returns MOE_OK.
+ */
+MOE_API enum moe_status moe_experts_load(struct moe_expert_layer *layer, const struct moe_array *gate,
+					 const struct moe_array *up, const struct moe_array *down,
+					 const int64_t *map, int64_t n_map);
+/*
+ * The same from safetensors: a file or a checkpoint directory. prefix: of the layer's tensors, NULL:
+ * "model.layers.<layer>". Per expert (mlp.experts.E.gate_proj.weight, block_sparse_moe.experts.E.w1.weight, ...)
+ * or fused (mlp.experts.gate_up_proj). Of every expert exactly the shape above.
+ */
+MOE_API enum moe_status moe_experts_load_file(struct moe_expert_layer *layer, const char *path,
+					      const char *prefix, const int64_t *map, int64_t n_map);
+
+/*
+ * LoRA that the object owns: A uniform in +-1/sqrt(in), B zero, from the seed. Values: moe_experts_set_array, _get_array.
+ * Needed (or moe_experts_bind_lora) before the first forward of an object with a rank.
+ */
+MOE_API enum moe_status moe_experts_init_lora(struct moe_expert_layer *layer, uint64_t seed);
+MOE_API enum moe_status moe_experts_set_array(struct moe_expert_layer *layer, enum moe_block_array which,
+					const struct moe_array *src);
+/* F32 or F64, contiguous. Base weights only with train_base (the f32 masters). Waits. */
+MOE_API enum moe_status moe_experts_get_array(struct moe_expert_layer *layer, enum moe_block_array which,
+					const struct moe_array *dst);
+/* f32 gradients of an open window, with their scale. Waits. */
+MOE_API enum moe_status moe_experts_get_gradient(struct moe_expert_layer *layer,
+						 enum moe_block_array which,
+						 const struct moe_array *dst);
+
+/*
+ * A parameter of the caller's optimizer. The struct is the caller's and must stay where it is until the object is
+ * destroyed. param and buffer: F32 or BF16, the same dtype, contiguous, of the array's shape. buffer.data NULL (in
+ * all of a binding's): gradients stay inside. grad says what the optimizer sees: NULL: nothing; buffer.data: the
+ * published gradient. moesaic sets it; the optimizer may set it to NULL to close the window.
+ */
+struct moe_gradient {
+	const char *name; /* for errors; may be NULL */
+	struct moe_array param, buffer;
+	void *grad;
+};
+
+/*
+ * Gradients collect in windows. A backward into a closed window overwrites, into an open one adds (f32 inside; a
+ * caller's buffers get each sum rounded once). Its gradients are published, and the window is open, when the sync
+ * call or moe_experts_wait returns; if it fails, the window is closed. One backward may be pending at a time.
+ */
+enum moe_window {
+	MOE_WINDOW_EMPTY = 0, /* nothing is trained */
+	MOE_WINDOW_CLOSED,
+	MOE_WINDOW_OPEN,
+};
+
+/*
+ * gate_a, up_a, down_a, gate_b, up_b, down_b: the order of enum moe_block_array. Values are copied in. Once per
+ * object, with the window closed.
+ */
+MOE_API enum moe_status moe_experts_bind_lora(struct moe_expert_layer *layer,
+					      struct moe_gradient six[6]);
+/* gate, up, down; only with train_base. Values are read by moe_experts_update_base. */
+MOE_API enum moe_status moe_experts_bind_base(struct moe_expert_layer *layer,
+					      struct moe_gradient three[3]);
+/*
+ * MOE_ERR_STATE: some grads are set and some are not, one is another pointer, or a bound buffer was replaced or
+ * resized; the text names it.
+ */
+MOE_API enum moe_status moe_experts_get_window(struct moe_expert_layer *layer, enum moe_window *out);
+/* Closes the window: the next backward overwrites. MOE_ERR_STATE while a backward is pending. */
+MOE_API enum moe_status moe_experts_release_gradients(struct moe_expert_layer *layer);
+
+/*
+ * x, out [T, H] float dtypes, any strides; ids [T, k] I32 or I64 (-1: skipped; duplicates add up); weights [T, k].
+ * save: keep what the backward needs, at most max_cache_depth times (above: MOE_ERR_STATE).
+ */
+MOE_API enum moe_status moe_experts_forward(struct moe_expert_layer *layer, const struct moe_array *x,
+					    const struct moe_array *ids,
+					    const struct moe_array *weights, int save,
+					    const struct moe_array *out);
+MOE_API enum moe_status moe_experts_forward_async(struct moe_expert_layer *layer,
+						  const struct moe_array *x,
+						  const struct moe_array *ids,
+						  const struct moe_array *weights, int save,
+						  const struct moe_array *out);
+/*
+ * Of the latest forward that is kept: grad_out, grad_x [T, H], grad_weights [T, k] or NULL, T as in that forward.
+ * Parameter gradients are multiplied by scale (finite, > 0). Refused arguments leave the forward kept; any later
+ * failure uses it up, and the text says so; so does a change of weights or LoRA after the forward.
+ */
+MOE_API enum moe_status moe_experts_backward(struct moe_expert_layer *layer,
+					     const struct moe_array *grad_out, double scale,
+					     const struct moe_array *grad_x,
+					     const struct moe_array *grad_weights);
+MOE_API enum moe_status moe_experts_backward_async(struct moe_expert_layer *layer,
+						   const struct moe_array *grad_out, double scale,
+						   const struct moe_array *grad_x,
+						   const struct moe_array *grad_weights);
+enum moe_dropout_mode {
+	MOE_DROPOUT_SAVED = 0, /* forwards with save (the default) */
+	MOE_DROPOUT_ON,	       /* all, as for a forward that will be run again with save */
+	MOE_DROPOUT_OFF,       /* none */
+};
+/*
+ * For the forwards from here on (and their backwards). A mask depends on (seed, layer, step, projection, expert,
+ * position of the token, column) and on nothing else: a forward that is run again with the same step and position
+ * has the same one. step < 0: the updates so far. position: of x's first row in the global batch.
+ */
+MOE_API enum moe_status moe_experts_set_dropout(struct moe_expert_layer *layer, enum moe_dropout_mode mode,
+						int64_t step, int64_t position);
+/* Forgets the latest forward that is kept. */
+MOE_API enum moe_status moe_experts_drop(struct moe_expert_layer *layer);
+/* Until all calls on the object have ended; publishes what is pending. */
+MOE_API enum moe_status moe_experts_wait(struct moe_expert_layer *layer);
+
+/*
+ * moesaic's AdamW on all that is trained, with the gradients of the open window, which closes; bound params
+ * receive the new values. Asynchronous, ordered before the next forward by its data. After a backward that is
+ * still pending it is possible where no buffers are bound.
+ */
+MOE_API enum moe_status moe_experts_update(struct moe_expert_layer *layer,
+					   const struct moe_adamw_params *params);
+/* The caller's optimizer has changed the bound params: reads them. _base does nothing without train_base. */
+MOE_API enum moe_status moe_experts_update_lora(struct moe_expert_layer *layer);
+MOE_API enum moe_status moe_experts_update_lora_async(struct moe_expert_layer *layer);
+MOE_API enum moe_status moe_experts_update_base(struct moe_expert_layer *layer);
+MOE_API enum moe_status moe_experts_update_base_async(struct moe_expert_layer *layer);
+/*
+ * With shared:N: makes the copies of the next backward now. Without them there is nothing to do. The backward
+ * makes them itself where another layer or an update came between.
+ */
+MOE_API enum moe_status moe_experts_repack_async(struct moe_expert_layer *layer);
+/* Gives activations back; the next forward takes them again. MOE_ERR_STATE while a forward is kept. */
+MOE_API enum moe_status moe_experts_release_memory(struct moe_expert_layer *layer);
+
+/*
+ * For callers that run a forward twice (checkpointing): the first one's output, reused by the second. A poisoned
+ * cache stays so: an error in the caller's recomputation must not pass as a result.
+ */
+enum moe_checkpoint { MOE_CHECKPOINT_EMPTY = 0, MOE_CHECKPOINT_READY, MOE_CHECKPOINT_POISONED };
+MOE_API enum moe_checkpoint moe_experts_checkpoint_state(const struct moe_expert_layer *layer);
+/* Before a first forward: MOE_ERR_STATE, and poisoned, where one is still cached. */
+MOE_API enum moe_status moe_experts_checkpoint_begin(struct moe_expert_layer *layer);
+/* Copies out [T, H] in. Poisons where one is cached already, or the array is refused. */
+MOE_API enum moe_status moe_experts_checkpoint_put(struct moe_expert_layer *layer,
+						   const struct moe_array *out);
+/* Copies out again; another T poisons. It stays cached. */
+MOE_API enum moe_status moe_experts_checkpoint_get(struct moe_expert_layer *layer,
+						   const struct moe_array *out);
+MOE_API enum moe_status moe_experts_checkpoint_poison(struct moe_expert_layer *layer, const char *why);
+/* READY becomes EMPTY; POISONED stays. */
+MOE_API void moe_experts_checkpoint_clear(struct moe_expert_layer *layer);
+
 /* ---------------------------------------------------------------- model */
 
 /*
@@ -403,15 +610,19 @@ typedef void (*moe_progress_fn)(const char *what, int64_t done, int64_t total, v
 struct moe_model_params {
 	size_t struct_size;
 	const char *dir;     /* required */
-	const char *adapter; /* PEFT directory to start from: gives targets, ranks and alphas, or
-				NULL */
+	const char *adapter; /* directory to start from, in any form: gives targets, ranks and
+				alphas, or NULL */
 	int max_tokens;	     /* of a micro-batch; 0: 512 */
 	int slots;	     /* micro-batches in flight; 0: 2, or 1 for inference */
 	int inference_only;  /* no gradients, no moments, activations of two layers */
 	int lora_rank;	     /* of attention; 0: 16, without an adapter no LoRA for inference */
 	int expert_rank;     /* 0: lora_rank */
 	double lora_alpha;   /* 0: 2 lora_rank, and 2 expert_rank for experts */
-	const char *lora_targets; /* comma-separated; NULL: "experts,q_proj,k_proj,v_proj,o_proj" */
+	/*
+	 * Names with commas between, an expression over whole module names, "all-linear" (as PEFT
+	 * resolves it), "all"; NULL: "experts,q_proj,k_proj,v_proj,o_proj" (docs/adapters.md)
+	 */
+	const char *lora_targets;
 	int share_a;		  /* gate and up of an expert share their A */
 	int rslora;		  /* scale is alpha / sqrt(rank) */
 	uint64_t seed;		  /* of the initial A: uniform in +-1/sqrt(in) as in PEFT; B is 0 */
@@ -420,7 +631,8 @@ struct moe_model_params {
 	/* as in struct moe_block_params, but the layers share the N copies; where nothing is trained there is no
 	 * backward, and no copy */
 	const char *backward_weights;
-	int skip_value_check; /* do not look for NaN and Inf in the weights */
+	const char *adapter_format; /* of saved adapters: "peft" (NULL), "per-expert", "kt" */
+	int skip_value_check;	    /* do not look for NaN and Inf in the weights */
 	/* Experts that the checkpoint has in F32, F16 or BF16 become codes of this format ("int8", "int4", "fp8",
 	 * "mxfp4"); NULL, "keep": all weights stay as they are stored, quantised or not (docs/formats.md). */
 	const char *weights;
@@ -439,6 +651,7 @@ struct moe_model_info {
 	int64_t embed_params, norm_params, attention_params, dense_params, router_params,
 		shared_params, expert_params;
 	int64_t attention_lora_params, expert_lora_params;
+	int64_t other_lora_params; /* of routers, gates and MLPs */
 	int lora_rank, expert_rank;
 	int64_t eos_ids[8];
 	int n_eos;
@@ -459,7 +672,7 @@ MOE_API void moe_model_close(struct moe_model *model);
 MOE_API enum moe_status moe_model_get_info(struct moe_model *model, struct moe_model_info *info);
 /* Replaces the LoRA's values; targets and ranks must be the model's. Moments are cleared. */
 MOE_API enum moe_status moe_model_load_adapter(struct moe_model *model, const char *dir);
-/* Writes PEFT's form into dir. */
+/* Writes the model's adapter_format into dir. */
 MOE_API enum moe_status moe_model_save_adapter(struct moe_model *model, const char *dir);
 /*
  * One document of n ids: logits of tokens row[0..n_rows) (ascending; NULL: the last token, n_rows
@@ -611,6 +824,52 @@ struct moe_estimate {
 };
 MOE_API enum moe_status moe_estimate(const struct moe_estimate_params *params,
 				     struct moe_estimate *out);
+
+/* ---------------------------------------------------------------- files */
+
+/* Called while files are written, in the caller's thread. Nonzero: stop; MOE_ERR_INTERRUPTED. */
+typedef int (*moe_work_fn)(const char *what, int64_t done, int64_t total, void *user);
+
+/* An adapter folded into its base model's weights: a new checkpoint folder. */
+struct moe_merge_params {
+	size_t struct_size;
+	const char *model, *adapter; /* folders; the adapter in any form */
+	const char *output_dir;	     /* must not exist, or be empty; complete or absent */
+	const char *weights;	     /* "keep" (NULL): names, shards and dtypes of the base */
+	int64_t max_shard_bytes;     /* larger shards are split; 0: none */
+	moe_work_fn progress;
+	void *user;
+};
+struct moe_merge_result {
+	size_t struct_size;
+	int64_t tensors, merged, shards, bytes;
+	double seconds;
+};
+/* MOE_ERR_FORMAT: the adapter was made for another model; MOE_ERR_NOFIT: too little disk. */
+MOE_API enum moe_status moe_merge(const struct moe_merge_params *params,
+				  struct moe_merge_result *result);
+
+/* An adapter in another form. */
+struct moe_convert_params {
+	size_t struct_size;
+	const char *in, *out;	    /* out must not exist, or be empty; complete or absent */
+	const char *adapter_format; /* "peft", "per-expert", "kt" */
+	const char *model;	    /* base model: shapes are checked, names are its own; or NULL */
+};
+struct moe_convert_result {
+	size_t struct_size;
+	const char *from, *to; /* forms; constant */
+	int64_t params;	       /* values of A and B in the input */
+};
+MOE_API enum moe_status moe_convert_adapter(const struct moe_convert_params *params,
+					    struct moe_convert_result *result);
+
+/*
+ * What path holds (a model, an adapter, a token file, a training state, a trace, any safetensors
+ * file) as JSON text with the key "kind"; moe_text_free it. MOE_ERR_FORMAT: none of these.
+ */
+MOE_API enum moe_status moe_inspect(const char *path, char **json);
+MOE_API void moe_text_free(char *text);
 
 /* ---------------------------------------------------------------- machine */
 

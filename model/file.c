@@ -138,6 +138,16 @@ void moe_file_unmap(struct moe_mapping *m)
 	m->bytes = 0;
 }
 
+void moe_mapping_forget(const void *data, size_t bytes)
+{
+	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+	uintptr_t from = ((uintptr_t)data + page - 1) & ~(page - 1);
+	uintptr_t to = ((uintptr_t)data + bytes) & ~(page - 1);
+
+	if (to > from)
+		madvise((void *)from, to - from, MADV_DONTNEED);
+}
+
 enum moe_status moe_file_begin(struct moe_file_writer *w, const char *path)
 {
 	static atomic_uint serial;

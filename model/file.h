@@ -26,6 +26,8 @@ struct moe_mapping {
 };
 enum moe_status moe_file_map(const char *path, struct moe_mapping *out);
 void moe_file_unmap(struct moe_mapping *m);
+/* Gives the pages that lie wholly in a mapped range back: what is read once need not stay. */
+void moe_mapping_forget(const void *data, size_t bytes);
 
 /*
  * Replacement of a file: begin opens a temporary file beside path, append adds to it, commit syncs

@@ -512,7 +512,7 @@ enum moe_status moe_task_repack(const struct moe_context *c, const struct moe_re
 	if (!source && !e->part[a->part].base[MOE_GATE].value)
 		return moe_fail(MOE_ERR_ARG, "repack: part %d, group %d has neither masters nor a source",
 				a->part, a->group);
-	if (!moe_kernels()->tiles && e->part[a->part].gate->dtype != MOE_F32)
+	if (!source && !moe_kernels()->tiles && e->part[a->part].gate->dtype != MOE_F32)
 		return moe_fail(MOE_ERR_ARG,
 				"repack: the %s kernels keep weights as %s; masters need F32",
 				moe_kernels()->name, moe_dtype_name(e->part[a->part].gate->dtype));

@@ -80,7 +80,7 @@ static inline void each_quantised(int64_t n, int64_t k, void (*run)(const struct
 }
 
 /* All rows of a window as f32. */
-static inline float *dequantised(const struct moe_quantised *q, const struct moe_window *w)
+static inline float *dequantised(const struct moe_quantised *q, const struct moe_coded_window *w)
 {
 	float *p = floats(w->n * w->k);
 
@@ -90,7 +90,7 @@ static inline float *dequantised(const struct moe_quantised *q, const struct moe
 }
 
 static inline struct moe_weight coded_weight(const struct moe_quantised *q,
-					     const struct moe_window *w, enum moe_layout layout)
+					     const struct moe_coded_window *w, enum moe_layout layout)
 {
 	struct moe_coding c = moe_coding_of(q, w);
 	struct moe_weight W = { .data = mem(moe_coded_bytes(&c, w->n, w->k)) };

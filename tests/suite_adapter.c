@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Adapters: PEFT directories, ours and PEFT's own. */
+/* Adapters: every registered form, files of ours and PEFT's own. */
 #include "tests/harness.h"
-#include "model/adapters/peft.h"
+#include "model/adapters/adapter_form.h"
+#include "model/adapters/pattern.h"
+#include "model/adapters/targets.h"
 #include "model/file.h"
 #include "model/json.h"
 #include "model/readers/safetensors.h"
@@ -73,6 +75,8 @@ static void make_sample(struct sample *s, bool share_a, bool rslora)
 						 .target = MOE_ADAPTER_EXPERTS,
 						 .rank = R,
 						 .alpha = 3,
+						 .gate_up_rank = R,
+						 .gate_up_alpha = 3,
 						 .n_experts = E,
 						 .hidden = H,
 						 .intermediate = I };
@@ -97,11 +101,13 @@ static void expect_equal(const struct moe_adapter *a, const struct moe_adapter *
 	CU_ASSERT_EQUAL(moe_adapter_count_params(a), moe_adapter_count_params(b));
 	for (size_t i = 0; i < a->n_entries; i++) {
 		const struct moe_adapter_entry *x = &a->entries[i], *y;
-		int64_t n = x->n_experts * x->rank;
+		int64_t n = x->n_experts * x->rank, N = x->n_experts * x->gate_up_rank;
 
 		y = moe_adapter_find(b, x->layer, x->target);
 		CU_ASSERT_PTR_NOT_NULL_FATAL(y);
-		CU_ASSERT(x->rank == y->rank && x->alpha == y->alpha);
+		CU_ASSERT(x->rank == y->rank && x->gate_up_rank == y->gate_up_rank);
+		CU_ASSERT_DOUBLE_EQUAL(x->alpha, y->alpha, 1e-12);
+		CU_ASSERT_DOUBLE_EQUAL(x->gate_up_alpha, y->gate_up_alpha, 1e-12);
 		CU_ASSERT(x->in == y->in && x->out == y->out && x->n_experts == y->n_experts);
 		CU_ASSERT(x->hidden == y->hidden && x->intermediate == y->intermediate);
 		if (x->target != MOE_ADAPTER_EXPERTS) {
@@ -109,12 +115,12 @@ static void expect_equal(const struct moe_adapter *a, const struct moe_adapter *
 			SAME(b, x->rank * x->out);
 			continue;
 		}
-		SAME(gate_a, n * x->hidden);
+		SAME(gate_a, N * x->hidden);
 		if (!a->share_a)
-			SAME(up_a, n * x->hidden);
+			SAME(up_a, N * x->hidden);
 		SAME(down_a, n * x->intermediate);
-		SAME(gate_b, n * x->intermediate);
-		SAME(up_b, n * x->intermediate);
+		SAME(gate_b, N * x->intermediate);
+		SAME(up_b, N * x->intermediate);
 		SAME(down_b, n * x->hidden);
 	}
 }
@@ -128,8 +134,8 @@ static void test_round_trip(void)
 		const char *dir = adapter_dir("round");
 
 		make_sample(&s, variant & 1, variant & 2);
-		CU_ASSERT_EQUAL_FATAL(moe_peft_write(dir, &s.adapter), MOE_OK);
-		if (moe_peft_read(dir, &read) != MOE_OK)
+		CU_ASSERT_EQUAL_FATAL(moe_adapter_write(dir, &s.adapter, NULL), MOE_OK);
+		if (moe_adapter_read(dir, &read) != MOE_OK)
 			printf("%s\n", moe_last_error());
 		CU_ASSERT_PTR_NOT_NULL_FATAL(read);
 		expect_equal(&s.adapter, read);
@@ -155,7 +161,7 @@ static void test_unshared_form(void)
 	cJSON *c = NULL;
 
 	make_sample(&s, false, false);
-	CU_ASSERT_EQUAL_FATAL(moe_peft_write(dir, &s.adapter), MOE_OK);
+	CU_ASSERT_EQUAL_FATAL(moe_adapter_write(dir, &s.adapter, NULL), MOE_OK);
 	snprintf(path, sizeof path, "%s/adapter_config.json", dir);
 	CU_ASSERT_EQUAL_FATAL(moe_json_read(path, &c), MOE_OK);
 	CU_ASSERT_EQUAL(moe_json_get(moe_json_get(c, "rank_pattern"), "mlp.experts.gate_up_proj")
@@ -221,7 +227,7 @@ static void test_peft_equals_kt(void)
 		moe_test_skip("../shared/oracle/ckpt is absent");
 		return;
 	}
-	CU_ASSERT_EQUAL_FATAL(moe_peft_read(peft, &a), MOE_OK);
+	CU_ASSERT_EQUAL_FATAL(moe_adapter_read(peft, &a), MOE_OK);
 	CU_ASSERT_EQUAL_FATAL(moe_arch_load(base, &arch), MOE_OK);
 	CU_ASSERT_EQUAL(moe_adapter_check(a, &arch), MOE_OK);
 	CU_ASSERT_EQUAL_FATAL(moe_safetensors_open(kt, &st), MOE_OK);
@@ -266,9 +272,9 @@ static void rewrite(const char *relative)
 		moe_test_skip("../shared/%s is absent", relative);
 		return;
 	}
-	CU_ASSERT_EQUAL_FATAL(moe_peft_read(peft, &a), MOE_OK);
+	CU_ASSERT_EQUAL_FATAL(moe_adapter_read(peft, &a), MOE_OK);
 	CU_ASSERT(a->share_a);
-	CU_ASSERT_EQUAL_FATAL(moe_peft_write(dir, a), MOE_OK);
+	CU_ASSERT_EQUAL_FATAL(moe_adapter_write(dir, a, NULL), MOE_OK);
 	snprintf(path, sizeof path, "%s/adapter_model.safetensors", peft);
 	CU_ASSERT_EQUAL_FATAL(moe_safetensors_open(path, &x), MOE_OK);
 	CU_ASSERT_EQUAL_FATAL(moe_safetensors_open(dir, &y), MOE_OK);
@@ -294,6 +300,7 @@ static void test_rewrite(void)
 
 #define CONFIG "{\"peft_type\":\"LORA\",\"r\":2,\"lora_alpha\":4"
 #define Q "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+#define EXPERT "base_model.model.model.layers.0.mlp.experts."
 #define INNER "base_model.model.model.layers.0.mlp.experts.base_layer.lora_"
 #define OUTER "base_model.model.model.layers.0.mlp.experts.lora_"
 
@@ -383,7 +390,7 @@ static void test_refusals(void)
 		{ CONFIG "}",
 		  { { "base_model.model.model.layers.0.lora_A.weight", 2, 6 } },
 		  MOE_ERR_UNSUPPORTED,
-		  "not of an adapter" },
+		  "cannot be used" },
 		{ CONFIG "}",
 		  { { Q "A.weight", 2, 6 },
 		    { Q "B.weight", 8, 2 },
@@ -392,8 +399,20 @@ static void test_refusals(void)
 		  "the same" },
 		{ CONFIG "}",
 		  { { OUTER "A.weight", 6, 5 }, { OUTER "B.weight", 6, 6 } },
-		  MOE_ERR_UNSUPPORTED,
-		  "only one of" },
+		  MOE_ERR_FORMAT,
+		  "name neither" },
+		{ CONFIG ",\"target_parameters\":[\"gate_up_proj\",\"down_proj\"]}",
+		  { { OUTER "A.weight", 6, 5 }, { OUTER "B.weight", 6, 6 } },
+		  MOE_ERR_FORMAT,
+		  "name both" },
+		{ CONFIG ",\"target_parameters\":[\"mlp.experts.down_proj\"]}",
+		  { { OUTER "A.weight", 6, 5 }, { OUTER "B.weight", 6, 6 } },
+		  MOE_OK,
+		  "" },
+		{ CONFIG ",\"target_parameters\":[\"mlp.experts.gate_up_proj\"]}",
+		  { { OUTER "A.weight", 6, 5 }, { OUTER "B.weight", 7, 6 } },
+		  MOE_ERR_FORMAT,
+		  "odd number" },
 		{ CONFIG "}",
 		  { { INNER "A.weight", 6, 6 },
 		    { INNER "B.weight", 9, 6 },
@@ -407,21 +426,60 @@ static void test_refusals(void)
 		    { OUTER "A.weight", 6, 5 },
 		    { OUTER "B.weight", 6, 6 } },
 		  MOE_ERR_FORMAT,
-		  "configured ranks" },
+		  "configured rank 2" },
+		/* any ranks, any scalings */
 		{ CONFIG ",\"rank_pattern\":{\"mlp.experts.gate_up_proj\":3}}",
 		  { { INNER "A.weight", 9, 6 },
 		    { INNER "B.weight", 10, 9 },
 		    { OUTER "A.weight", 6, 5 },
 		    { OUTER "B.weight", 6, 6 } },
+		  MOE_OK,
+		  "" },
+		{ CONFIG "}",
+		  { { INNER "A.weight", 6, 6 },
+		    { INNER "B.weight", 10, 6 },
+		    { EXPERT "0.down_proj.lora_A.weight", 2, 5 },
+		    { EXPERT "0.down_proj.lora_B.weight", 6, 2 } },
+		  MOE_ERR_FORMAT,
+		  "forms peft and per-expert" },
+		{ CONFIG "}",
+		  { { EXPERT "0.down_proj.lora_A.weight", 2, 5 },
+		    { EXPERT "0.down_proj.lora_B.weight", 6, 2 } },
+		  MOE_OK,
+		  "" },
+		{ CONFIG "}",
+		  { { EXPERT "1.down_proj.lora_A.weight", 2, 5 },
+		    { EXPERT "1.down_proj.lora_B.weight", 6, 2 } },
+		  MOE_ERR_FORMAT,
+		  "down_proj of expert 0 is missing" },
+		{ CONFIG "}",
+		  { { EXPERT "0.up_proj.lora_A.weight", 2, 6 },
+		    { EXPERT "0.up_proj.lora_B.weight", 5, 2 } },
 		  MOE_ERR_UNSUPPORTED,
-		  "gate_up has rank 3" },
-		{ CONFIG ",\"rank_pattern\":{\"mlp.experts.gate_up_proj\":4}}",
-		  { { INNER "A.weight", 12, 6 },
-		    { INNER "B.weight", 10, 12 },
-		    { OUTER "A.weight", 6, 5 },
-		    { OUTER "B.weight", 6, 6 } },
+		  "without the other" },
+		{ CONFIG "}",
+		  { { EXPERT "0.down_proj.lora_A.weight", 2, 5 },
+		    { EXPERT "0.down_proj.lora_B.weight", 6, 2 },
+		    { EXPERT "1.down_proj.lora_A.weight", 2, 4 },
+		    { EXPERT "1.down_proj.lora_B.weight", 6, 2 } },
+		  MOE_ERR_FORMAT,
+		  "[2, 4]" },
+		{ CONFIG "}",
+		  { { EXPERT "0.down_proj.lora_A.weight", 3, 5 },
+		    { EXPERT "0.down_proj.lora_B.weight", 6, 3 } },
+		  MOE_ERR_FORMAT,
+		  "rank 2 of the configuration" },
+		{ CONFIG ",\"rank_pattern\":{\"up_proj\":3}}",
+		  { { EXPERT "0.gate_proj.lora_A.weight", 2, 6 },
+		    { EXPERT "0.gate_proj.lora_B.weight", 5, 2 },
+		    { EXPERT "0.up_proj.lora_A.weight", 3, 6 },
+		    { EXPERT "0.up_proj.lora_B.weight", 5, 3 } },
 		  MOE_ERR_UNSUPPORTED,
-		  "gate_up has rank 4 alpha 4" },
+		  "up_proj rank 3" },
+		{ CONFIG "}",
+		  { { EXPERT "99999999.down_proj.lora_A.weight", 2, 5 } },
+		  MOE_ERR_UNSUPPORTED,
+		  "99999999" },
 	};
 	static float zeros[256];
 
@@ -446,7 +504,7 @@ static void test_refusals(void)
 		snprintf(path, sizeof path, "%s/adapter_config.json", dir);
 		CU_ASSERT_EQUAL(moe_file_write(path, cases[i].config, strlen(cases[i].config)),
 				MOE_OK);
-		status = moe_peft_read(dir, &a);
+		status = moe_adapter_read(dir, &a);
 		CU_ASSERT_EQUAL(status, cases[i].status);
 		if (status != MOE_OK && !strstr(moe_last_error(), cases[i].says)) {
 			printf("case %zu: expected '%s' in: %s\n", i, cases[i].says,
@@ -468,7 +526,7 @@ static void test_corruptions(void)
 	unsigned seed = (unsigned)moe_test_seed();
 
 	make_sample(&s, false, false);
-	CU_ASSERT_EQUAL_FATAL(moe_peft_write(dir, &s.adapter), MOE_OK);
+	CU_ASSERT_EQUAL_FATAL(moe_adapter_write(dir, &s.adapter, NULL), MOE_OK);
 	for (int which = 0; which < 2; which++) {
 		char path[4200], *text, *copy;
 		size_t n;
@@ -486,7 +544,7 @@ static void test_corruptions(void)
 					"0123456789,:[]{}\"ABFIU.null"[rand_r(&seed) % 27];
 			fwrite(copy, 1, n, f);
 			fclose(f);
-			opened += moe_peft_read(dir, &a) == MOE_OK;
+			opened += moe_adapter_read(dir, &a) == MOE_OK;
 			moe_adapter_free(a);
 		}
 		CU_ASSERT_EQUAL(moe_file_write(path, text, n), MOE_OK);
@@ -504,23 +562,23 @@ static void test_missing_files(void)
 	char path[4200];
 
 	make_sample(&s, true, false);
-	CU_ASSERT_EQUAL(moe_peft_read(dir, &a), MOE_ERR_IO);
-	CU_ASSERT_EQUAL_FATAL(moe_peft_write(dir, &s.adapter), MOE_OK);
+	CU_ASSERT_EQUAL(moe_adapter_read(dir, &a), MOE_ERR_IO);
+	CU_ASSERT_EQUAL_FATAL(moe_adapter_write(dir, &s.adapter, NULL), MOE_OK);
 	snprintf(path, sizeof path, "%s/adapter_model.safetensors", dir);
 	CU_ASSERT_EQUAL(remove(path), 0);
-	CU_ASSERT_EQUAL(moe_peft_read(dir, &a), MOE_ERR_IO);
+	CU_ASSERT_EQUAL(moe_adapter_read(dir, &a), MOE_ERR_IO);
 	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "adapter_model.safetensors"));
-	CU_ASSERT_EQUAL(moe_peft_write("/proc/none", &s.adapter), MOE_ERR_IO);
+	CU_ASSERT_EQUAL(moe_adapter_write("/proc/none", &s.adapter, NULL), MOE_ERR_IO);
 	s.adapter.rank = 0;
-	CU_ASSERT_EQUAL(moe_peft_write(dir, &s.adapter), MOE_ERR_ARG);
+	CU_ASSERT_EQUAL(moe_adapter_write(dir, &s.adapter, NULL), MOE_ERR_ARG);
 	s.adapter.rank = 3;
 	s.entries[0].rank = 0;
-	CU_ASSERT_EQUAL(moe_peft_write(dir, &s.adapter), MOE_ERR_ARG);
-	s.entries[0].rank = 2; /* q_proj of the other layer has 3 */
-	CU_ASSERT_EQUAL(moe_peft_write(dir, &s.adapter), MOE_ERR_ARG);
+	CU_ASSERT_EQUAL(moe_adapter_write(dir, &s.adapter, NULL), MOE_ERR_ARG);
+	CU_ASSERT_EQUAL(moe_adapter_write(dir, &s.adapter, "vllm"), MOE_ERR_ARG);
+	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "kt, peft, per-expert"));
 	s.entries[0].rank = 3;
 	s.entries[2].down_b = NULL;
-	CU_ASSERT_EQUAL(moe_peft_write(dir, &s.adapter), MOE_ERR_ARG);
+	CU_ASSERT_EQUAL(moe_adapter_write(dir, &s.adapter, NULL), MOE_ERR_ARG);
 }
 
 static void *hook_alloc(size_t n)
@@ -537,24 +595,24 @@ static void test_failing_allocations(void)
 	enum moe_status status = MOE_ERR_NOMEM;
 
 	make_sample(&s, false, false);
-	CU_ASSERT_EQUAL_FATAL(moe_peft_write(dir, &s.adapter), MOE_OK);
+	CU_ASSERT_EQUAL_FATAL(moe_adapter_write(dir, &s.adapter, NULL), MOE_OK);
 	cJSON_InitHooks(&hooks);
 	for (int n = 0; status != MOE_OK && n < 10000; n++) {
 		struct moe_adapter *partial = NULL;
 
 		moe_alloc_fail_after(n);
-		status = moe_peft_write(dir, &s.adapter);
+		status = moe_adapter_write(dir, &s.adapter, NULL);
 		moe_alloc_fail_after(-1);
 		CU_ASSERT(status == MOE_OK || status == MOE_ERR_NOMEM);
 		/* what was there stays readable */
-		CU_ASSERT_EQUAL_FATAL(moe_peft_read(dir, &partial), MOE_OK);
+		CU_ASSERT_EQUAL_FATAL(moe_adapter_read(dir, &partial), MOE_OK);
 		moe_adapter_free(partial);
 	}
 	CU_ASSERT_EQUAL(status, MOE_OK);
 	status = MOE_ERR_NOMEM;
 	for (int n = 0; status != MOE_OK && n < 10000; n++) {
 		moe_alloc_fail_after(n);
-		status = moe_peft_read(dir, &a);
+		status = moe_adapter_read(dir, &a);
 		moe_alloc_fail_after(-1);
 	}
 	cJSON_InitHooks(NULL);

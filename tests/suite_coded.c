@@ -23,7 +23,7 @@ static void same_floats(const char *what, const float *got, const float *want, i
 }
 
 /* The window that a part, or one half of a fused tensor, would take. */
-static void exact_window(const struct moe_quantised *q, struct moe_window w, enum moe_layout layout)
+static void exact_window(const struct moe_quantised *q, struct moe_coded_window w, enum moe_layout layout)
 {
 	int kept = block_count;
 	float *want = dequantised(q, &w), *got = floats(w.n * w.k);
@@ -45,12 +45,12 @@ static void windows(const struct moe_quantised *q)
 	static const enum moe_layout layouts[] = { MOE_LAYOUT_BLOCKS8, MOE_LAYOUT_BLOCKS32 };
 
 	for (int l = 0; l < 2; l++) {
-		exact_window(q, (struct moe_window){ 0, q->n, 0, q->k, 1 }, layouts[l]);
-		exact_window(q, (struct moe_window){ 5, q->n - 9, 0, q->k, 1 }, layouts[l]);
-		exact_window(q, (struct moe_window){ 1, q->n / 2, 0, q->k, 2 }, layouts[l]);
-		exact_window(q, (struct moe_window){ 0, q->n, 75, q->k - 75, 1 }, layouts[l]);
-		exact_window(q, (struct moe_window){ 16, 17, 32, 1, 1 }, layouts[l]);
-		exact_window(q, (struct moe_window){ 0, q->n, 40, 0, 1 }, layouts[l]);
+		exact_window(q, (struct moe_coded_window){ 0, q->n, 0, q->k, 1 }, layouts[l]);
+		exact_window(q, (struct moe_coded_window){ 5, q->n - 9, 0, q->k, 1 }, layouts[l]);
+		exact_window(q, (struct moe_coded_window){ 1, q->n / 2, 0, q->k, 2 }, layouts[l]);
+		exact_window(q, (struct moe_coded_window){ 0, q->n, 75, q->k - 75, 1 }, layouts[l]);
+		exact_window(q, (struct moe_coded_window){ 16, 17, 32, 1, 1 }, layouts[l]);
+		exact_window(q, (struct moe_coded_window){ 0, q->n, 40, 0, 1 }, layouts[l]);
 	}
 }
 
@@ -73,8 +73,8 @@ static void test_all_codes(void)
 		for (int j = 0; j < 20 * 320; j++)
 			((uint8_t *)q.codes.data)[j] =
 				(uint8_t)(j & ((1 << moe_format_list[i]->bits) - 1));
-		exact_window(&q, (struct moe_window){ 0, 20, 0, 320, 1 }, MOE_LAYOUT_BLOCKS8);
-		exact_window(&q, (struct moe_window){ 0, 20, 0, 320, 1 }, MOE_LAYOUT_BLOCKS32);
+		exact_window(&q, (struct moe_coded_window){ 0, 20, 0, 320, 1 }, MOE_LAYOUT_BLOCKS8);
+		exact_window(&q, (struct moe_coded_window){ 0, 20, 0, 320, 1 }, MOE_LAYOUT_BLOCKS32);
 	}
 	release();
 }
@@ -94,7 +94,7 @@ static void decode_panels(const struct moe_quantised *q)
 	int64_t step = layout == MOE_LAYOUT_BLOCKS32 ? 32 : 8;
 
 	for (int64_t cut = 0; cut < 3; cut++) {
-		struct moe_window w = { 3 * cut, q->n - 3 * cut, 16 * cut, q->k - 16 * cut, 1 };
+		struct moe_coded_window w = { 3 * cut, q->n - 3 * cut, 16 * cut, q->k - 16 * cut, 1 };
 		struct moe_weight W = coded_weight(q, &w, layout);
 		int64_t kp = moe_round_up(w.k, MOE_PACK_K);
 		uint16_t *want = mem((size_t)(16 * kp) * 2), *got = mem((size_t)(16 * kp) * 2);
@@ -163,7 +163,7 @@ static struct moe_weight plain_weight(const float *src, int64_t n, int64_t k)
 
 static void linear_of(const struct moe_quantised *q, int m, int r)
 {
-	struct moe_window w = { 0, q->n, 0, q->k, 1 };
+	struct moe_coded_window w = { 0, q->n, 0, q->k, 1 };
 	int64_t n = q->n, k = q->k;
 	struct moe_weight coded = coded_weight(q, &w, moe_coded_order(K));
 	struct moe_weight plain = plain_weight(dequantised(q, &w), n, k);
@@ -215,7 +215,7 @@ static struct moe_weight code_matrix(struct block_data *d, enum moe_block_array 
 	int64_t H = d->c.H, I = d->c.I, n = which == MOE_BLOCK_DOWN_PROJ ? H : I,
 		k = n == H ? I : H;
 	struct moe_quantised q;
-	struct moe_window w = { 0, which == MOE_BLOCK_DOWN_PROJ ? H : I, 0,
+	struct moe_coded_window w = { 0, which == MOE_BLOCK_DOWN_PROJ ? H : I, 0,
 				which == MOE_BLOCK_DOWN_PROJ ? I : H, 1 };
 
 	n = w.n, k = w.k;

@@ -2,6 +2,7 @@
 /* How a trace ends: in order, killed, out of buffers or of disk; and when it may begin. */
 #include "tests/graph_check.h"
 #include "tests/trace_check.h"
+#include "tests/trace_good.h"
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -58,6 +59,7 @@ static void killed(void)
 	if (!trace_open(&t, path))
 		return;
 	CHECK(!t.reader.ended && trace_rows(&t, MOE_MXT_TASKS) > 200);
+	CHECK(trace_is_good(path, true) && !trace_is_good(path, false));
 	CHECK(trace_rows(&t, MOE_MXT_DEPS) > 200 && moe_mxt_number(&t.reader, "workers", 0) == 2);
 	trace_close(&t);
 }
@@ -79,6 +81,7 @@ static void tiny_child(const void *arg)
 	info = trace_stop(e);
 	CHECK(info.lost > 0);
 	graph_verify(&g, 4); /* the work does not suffer */
+	CHECK(trace_is_good(arg, true) && !trace_is_good(arg, false));
 	if (trace_open(&t, arg)) {
 		tasks = (int64_t)trace_rows(&t, MOE_MXT_TASKS);
 		executed = trace_counter(&t, "executed");
@@ -132,6 +135,7 @@ static void full_child(const void *arg)
 	CHECK(strstr(info.error, "File too large") && strstr(warning, "File too large"));
 	graph_verify(&g, 60);
 	CHECK(info.bytes > 0 && info.bytes <= 60000);
+	CHECK(trace_is_good(arg, true) && !trace_is_good(arg, false));
 	if (trace_open(&t, arg)) {
 		CHECK(!t.reader.ended && !t.reader.lost_bytes && t.reader.bytes == info.bytes);
 		trace_close(&t);

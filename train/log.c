@@ -135,6 +135,22 @@ enum moe_status moe_train_log_open(const char *dir, int64_t keep_step, struct mo
 	return st;
 }
 
+/* A full disk may take a part first: the rest then says what is wrong. */
+static bool write_all(int fd, const char *data, size_t bytes)
+{
+	while (bytes) {
+		ssize_t n = write(fd, data, bytes);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return false;
+		data += n;
+		bytes -= (size_t)n;
+	}
+	return true;
+}
+
 enum moe_status moe_train_log_add(struct moe_train_log *log, const struct moe_train_event *event,
 				  bool eval)
 {
@@ -148,7 +164,7 @@ enum moe_status moe_train_log_add(struct moe_train_log *log, const struct moe_tr
 		return moe_fail(MOE_ERR_NOMEM, "no memory for the training log");
 	n = strlen(text);
 	text[n] = '\n'; /* one write: a crash leaves whole lines */
-	if (write(log->fd, text, n + 1) != (ssize_t)(n + 1))
+	if (!write_all(log->fd, text, n + 1))
 		st = moe_fail(MOE_ERR_IO, "%s/trainer_log.jsonl: %s", log->dir, strerror(errno));
 	text[n] = 0;
 	cJSON_free(text);

@@ -339,6 +339,13 @@ const char *moe_safetensors_file_path(const struct moe_safetensors *st, int file
 	return st->files[file].path;
 }
 
+void moe_safetensors_file_data(const struct moe_safetensors *st, int file, const void **data,
+			       size_t *bytes)
+{
+	*data = st->files[file].map.data;
+	*bytes = st->files[file].map.bytes;
+}
+
 const char *moe_safetensors_metadata(const struct moe_safetensors *st, const char *key)
 {
 	for (int i = 0; i < st->n_files; i++) {

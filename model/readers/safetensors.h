@@ -47,6 +47,9 @@ const struct moe_st_tensor *moe_safetensors_find(const struct moe_safetensors *s
 /* Files of the checkpoint, in the order of first mention. The path lives until close. */
 int moe_safetensors_file_count(const struct moe_safetensors *st);
 const char *moe_safetensors_file_path(const struct moe_safetensors *st, int file);
+/* The whole mapped file, header included. */
+void moe_safetensors_file_data(const struct moe_safetensors *st, int file, const void **data,
+			       size_t *bytes);
 /* __metadata__[key] of the first file that has it; NULL if none. Lives until close. */
 const char *moe_safetensors_metadata(const struct moe_safetensors *st, const char *key);
 /* The i-th entry of file's __metadata__; false past the end. */

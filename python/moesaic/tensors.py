@@ -54,9 +54,11 @@ def write_atomically(path, chunks):
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         if os.path.exists(temporary):
             os.unlink(temporary)
+        if isinstance(error, OSError) and not error.filename:  # a failed write does not say where
+            raise OSError(error.errno, error.strerror, path) from None
         raise
 
 

@@ -62,6 +62,16 @@ class Layer(unittest.TestCase):
         for word in ("kernels: ", "cut: ", "rows: 16 token-slot pairs", "gate_up", "down_bwd", "memory: weights"):
             self.assertIn(word, result.stderr)
 
+    def test_by_the_command(self):
+        tool = os.environ["MOESAIC_TOOL"]
+        if os.path.dirname(tool) == os.path.dirname(BENCH):
+            run = subprocess.run([tool, "bench", "layer", *SMALL, "--repeat", "1", "--json"], capture_output=True, text=True)
+            self.assertEqual(run.returncode, 0, run.stderr)
+            self.assertEqual(json.loads(run.stdout)["tokens"], 8)
+        listing = subprocess.run([tool, "bench", "--help"], capture_output=True, text=True)
+        self.assertEqual(listing.returncode, 0)
+        self.assertIn("kernels", listing.stdout)
+
     def test_refused(self):
         for arguments in (["--shape", "huge"], ["--tokens", "0"], ["--weights", "int8"], ["stray"], ["--frobnicate"]):
             result = run(*arguments)

@@ -129,6 +129,15 @@ class Config(Case):
             "kt_threadpool_count, kt_max_cache_depth, kt_model_max_length, kt_share_backward_bb",
         )
 
+    def test_one_file_for_several_commands(self):
+        config = self.write("a.yaml", f"model: {MODEL}\nlora_rank: 3\nlearning_rate: 1e-3\nthreads: 2\nlora_alhpa: 3\n")
+        self.assertIn("unknown key 'lora_alhpa'", self.bad(2, "eval", "--config", config, "--data", self.tokens()))
+        config = self.write("a.yaml", f"model: {MODEL}\nlora_rank: 3\nlearning_rate: 1e-3\nthreads: 2\n")
+        result = self.good("eval", "--config", config, "--data", self.tokens())
+        self.assertIn("ignored, without meaning here: lora_rank, learning_rate", result.stderr)
+        values = json.loads(self.good("estimate", "--config", config, "--json").stdout)
+        self.assertGreater(values["trainable"], 0)
+
     def test_every_key_of_kt_is_known(self):
         values = {"kt_expert_weight_format": "bf16", "kt_lora_rank": 8, "kt_lora_alpha": 16, "kt_lora_dropout": 0,
                   "kt_train_mode": "lora", "kt_num_threads": 2, "kt_full_weight_grad": False,

@@ -30,6 +30,9 @@ class Doctor(Case):
         self.assertRegex(text, r"ref +(chosen|possible)")
         self.assertIn("type: moesaic doctor --calibrate", text)
 
+    def test_nothing_but_the_report(self):
+        self.assertEqual(self.doctor(MOESAIC_MACHINE="").stderr, "")
+
     def test_json(self):
         values = self.values(MOESAIC_MACHINE="", MOESAIC_ISA="ref")
         self.assertGreaterEqual(values["cores"], 1)
@@ -62,6 +65,20 @@ class Doctor(Case):
     def test_a_large_machine(self):
         texts = self.problems("warning", MOESAIC_MACHINE="", HWLOC_SYNTHETIC="package:2 numa:4 core:600 pu:1")
         self.assertTrue(any("stay idle" in text for text in texts))
+
+    def test_python(self):
+        self.assertTrue(any("tokenizers" in text for text in self.problems("warning", MOESAIC_MACHINE="",
+                                                                           MOESAIC_PYTHON="/bin/false")))  # fmt: skip
+        values = self.values(MOESAIC_MACHINE="", MOESAIC_PYTHON="/absent/python")
+        self.assertEqual((values["python"], values["python_ready"]), ("/absent/python", False))
+        self.assertTrue(self.values(MOESAIC_MACHINE="", MOESAIC_PYTHON="/bin/true")["python_ready"])
+
+    def test_limits(self):
+        values = self.values(MOESAIC_MACHINE="")
+        for key in ("starpu_max_workers", "starpu_max_nodes", "starpu_max_buffers", "ulimit_n"):
+            self.assertGreaterEqual(values[key], 1, key)
+        text = self.doctor(MOESAIC_MACHINE="").stdout
+        self.assertRegex(text, r"built for \d+ workers, \d+ NUMA nodes, \d+ buffers; starts \d+ in \d+ part")
 
     def test_calibration(self):
         result = self.calibrate()

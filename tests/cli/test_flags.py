@@ -63,12 +63,9 @@ class Flags(Case):
             ["--lora-dropout", "0.1"],
             ["--train-router"],
             ["--z-loss", "0.1"],
-            ["--adapter-format", "kt"],
             ["--recompute", "always"],
         ):
             self.assertIn("not in this version yet", self.bad(2, "train", *flags))
-        for command in ("merge", "convert", "bench"):
-            self.assertIn("not in this version yet", self.bad(2, command))
 
     def test_defaults_of_unbuilt_flags_pass(self):
         flags = ["--method", "lora", "--lora-dropout", "0.0", "--weights", "keep", "--z-loss", "0"]

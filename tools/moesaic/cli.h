@@ -44,6 +44,9 @@ char *cli_format(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* The known name nearest to `name`, or NULL if none is near; names end with NULL. */
 const char *cli_nearest(const char *name, const char *const *names);
 
+/* moesaic bench ...: an exit code where nothing could be started. */
+int bench_exec(char **argv);
+
 void cli_usage(const struct command *c, int all);
 
 #endif

@@ -143,6 +143,19 @@ static char *scalar(const cJSON *v)
 	return NULL;
 }
 
+/* One file serves train, estimate, eval, data and generate: what is another command's is left out.
+ */
+static bool known_elsewhere(const char *key)
+{
+	for (int i = 0; cli_commands[i]; i++) {
+		struct settings other = { .command = cli_commands[i] };
+
+		if (other.command->groups && settings_option(&other, key))
+			return true;
+	}
+	return false;
+}
+
 static int unknown_key(const struct settings *s, const char *path, const char *key)
 {
 	const char *names[512], *near;
@@ -220,8 +233,12 @@ static int set_key(struct settings *s, const char *path, const cJSON *v)
 	text = scalar(v);
 	if (!o) {
 		rc = foreign_set(s, v->string, text ? text : "");
-		if (rc == -1)
+		if (rc == -1 && known_elsewhere(v->string)) {
+			foreign_ignore(v->string);
+			rc = 0;
+		} else if (rc == -1) {
 			rc = unknown_key(s, path, v->string);
+		}
 	} else if (o->traits & OPTION_VALUE_OPTIONAL && text && !strcmp(text, "true")) {
 		rc = settings_set(s, v->string, &(const char *){ "" }, 1);
 	} else if (o->traits & OPTION_VALUE_OPTIONAL && text && !strcmp(text, "false")) {

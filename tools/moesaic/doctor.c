@@ -2,6 +2,8 @@
 /* moesaic doctor: this machine, what the library makes of it, and what to type about problems. */
 #include "tools/moesaic/commands.h"
 #include "tools/moesaic/doctor.h"
+#include "tools/moesaic/python.h"
+#include "tools/moesaic/start_noise.h"
 
 #include <stdlib.h>
 #include <time.h>
@@ -114,8 +116,12 @@ static void try_engine(struct doctor *d)
 	struct moe_engine_params p = { .struct_size = sizeof p };
 	struct moe_engine_info info = { .struct_size = sizeof info };
 	struct moe_engine *e = NULL;
+	enum moe_status st;
 
-	if (moe_engine_open(&p, &e) == MOE_OK && moe_engine_get_info(e, &info) == MOE_OK) {
+	start_noise_begin();
+	st = moe_engine_open(&p, &e);
+	start_noise_end();
+	if (st == MOE_OK && moe_engine_get_info(e, &info) == MOE_OK) {
 		d->workers = info.workers;
 		d->parts = info.parts;
 	} else {
@@ -142,6 +148,7 @@ static int run(struct settings *s, int argc, char **argv)
 		return rc;
 	moe_log_set(NULL, NULL); /* what it would say is in the report */
 	try_engine(&d);
+	d.python_ready = python_ready(&d.python);
 	doctor_diagnose(&d);
 	if (settings_on(s, "json"))
 		doctor_print_json(&d);
@@ -149,6 +156,7 @@ static int run(struct settings *s, int argc, char **argv)
 		doctor_print_text(&d, settings_on(s, "calibrate"));
 	errors = doctor_count(&d, DOCTOR_ERROR);
 	free_problems(&d);
+	free(d.python);
 	if (errors)
 		return cli_fail(CLI_FAILED, "%d problem%s of this machine must be solved first",
 				errors, errors == 1 ? "" : "s");

@@ -5,6 +5,8 @@
 
 #include "tools/moesaic/cli.h"
 
+#define DOCTOR_NODES 64
+
 /* -1 and "": unknown. */
 struct doctor_system {
 	int64_t memory, available, memory_limit; /* bytes; limit of the control group, -1: none */
@@ -14,6 +16,10 @@ struct doctor_system {
 	char governor[32];
 	double load;		       /* of the last minute */
 	int64_t address_space, locked; /* ulimit -v and -l in bytes, -1: unlimited */
+	int64_t open_files;	       /* ulimit -n */
+	int numa_balancing;	       /* of the kernel: 1 on, -1 unknown */
+	int n_nodes;		       /* entries below: nodes with memory */
+	int64_t node_memory[DOCTOR_NODES], node_free[DOCTOR_NODES];
 };
 
 enum doctor_level { DOCTOR_NOTE = 0, DOCTOR_WARNING, DOCTOR_ERROR };
@@ -28,6 +34,8 @@ struct doctor_problem {
 struct doctor {
 	struct moe_machine_info machine;
 	struct doctor_system system;
+	char *python;	    /* that reads text and chats; owned */
+	bool python_ready;  /* with its packages */
 	int workers, parts; /* that an engine starts here; 0: none */
 	struct doctor_problem problem[DOCTOR_PROBLEMS];
 	int n_problems;

@@ -41,8 +41,9 @@ static void print_machine(const struct doctor *d)
 	printf("topology       %d socket%s, %d NUMA node%s, %d core%s%s\n", m->sockets,
 	       plural(m->sockets), m->nodes, plural(m->nodes), m->cores, plural(m->cores),
 	       m->fake_topology ? " (not this machine's)" : "");
-	printf("StarPU         %d.%d.%d, built for %d workers", m->starpu_version[0],
-	       m->starpu_version[1], m->starpu_version[2], m->starpu_max_workers);
+	printf("StarPU         %d.%d.%d, built for %d workers, %d NUMA nodes, %d buffers",
+	       m->starpu_version[0], m->starpu_version[1], m->starpu_version[2],
+	       m->starpu_max_workers, m->starpu_max_nodes, m->starpu_max_buffers);
 	if (d->workers)
 		printf("; starts %d in %d part%s", d->workers, d->parts, plural(d->parts));
 	putchar('\n');
@@ -50,12 +51,19 @@ static void print_machine(const struct doctor *d)
 	printf("memory         %.1f GiB available of %.1f; huge pages: %s\n",
 	       (double)s->available / GIB, (double)s->memory / GIB,
 	       *s->huge_pages ? s->huge_pages : "unknown");
+	for (int i = 0; s->n_nodes > 1 && i < s->n_nodes; i++)
+		printf("  node %-7d %.1f GiB free of %.1f\n", i, (double)s->node_free[i] / GIB,
+		       (double)s->node_memory[i] / GIB);
 	printf("load           %.2f; cpufreq governor: %s\n", s->load,
 	       *s->governor ? s->governor : "unknown");
 	printf("limits         ");
 	print_limit("ulimit -v", s->address_space);
 	print_limit(", -l", s->locked);
+	if (s->open_files >= 0)
+		printf(", -n %lld", (long long)s->open_files);
 	putchar('\n');
+	printf("Python         %s: %s\n", d->python,
+	       d->python_ready ? "reads text and chats" : "its packages are missing");
 }
 
 static void print_rates(const struct moe_machine_info *m)
@@ -157,6 +165,7 @@ static void add_numbers(cJSON *o, const struct doctor *d)
 		{ "allowed_cpus", s->allowed_cpus },
 		{ "starpu_max_workers", m->starpu_max_workers },
 		{ "starpu_max_nodes", m->starpu_max_nodes },
+		{ "starpu_max_buffers", m->starpu_max_buffers },
 		{ "workers", d->workers },
 		{ "parts", d->parts },
 		{ "memory", (double)s->memory },
@@ -164,6 +173,8 @@ static void add_numbers(cJSON *o, const struct doctor *d)
 		{ "load", s->load },
 		{ "ulimit_v", (double)s->address_space },
 		{ "ulimit_l", (double)s->locked },
+		{ "ulimit_n", (double)s->open_files },
+		{ "numa_balancing", s->numa_balancing },
 		{ "clock_ghz", m->clock_ghz },
 		{ "read_gbps", m->read_gbps },
 		{ "read_all_gbps", m->read_all_gbps },
@@ -212,6 +223,8 @@ void doctor_print_json(const struct doctor *d)
 	cJSON_AddStringToObject(o, "machine_file", m->file);
 	cJSON_AddStringToObject(o, "machine_file_state", states[m->file_state]);
 	cJSON_AddStringToObject(o, "calibrated", m->date);
+	cJSON_AddStringToObject(o, "python", d->python);
+	cJSON_AddBoolToObject(o, "python_ready", d->python_ready);
 	add_numbers(o, d);
 	add_tables(o, m);
 	add_problems(o, d);

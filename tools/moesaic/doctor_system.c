@@ -74,6 +74,42 @@ static void look_at_huge_pages(struct doctor_system *s)
 			 from + 1);
 }
 
+/* A value in kB of a node's meminfo, in bytes; 0: none. */
+static int64_t node_value(int node, const char *key)
+{
+	char path[80], line[128];
+	int64_t bytes = 0;
+	FILE *f;
+
+	snprintf(path, sizeof path, "/sys/devices/system/node/node%d/meminfo", node);
+	f = fopen(path, "re");
+	while (f && fgets(line, sizeof line, f)) {
+		char *at = strstr(line, key);
+
+		if (at)
+			bytes = strtoll(at + strlen(key), NULL, 10) * 1024;
+	}
+	if (f)
+		fclose(f);
+	return bytes;
+}
+
+static void look_at_nodes(struct doctor_system *s)
+{
+	char line[32];
+
+	if (read_line("/proc/sys/kernel/numa_balancing", line, sizeof line))
+		s->numa_balancing = atoi(line);
+	for (int i = 0; i < 1024 && s->n_nodes < DOCTOR_NODES; i++) {
+		int64_t total = node_value(i, "MemTotal:");
+
+		if (!total)
+			continue;
+		s->node_memory[s->n_nodes] = total;
+		s->node_free[s->n_nodes++] = node_value(i, "MemFree:");
+	}
+}
+
 static int64_t limit_of(int resource)
 {
 	struct rlimit r;
@@ -89,10 +125,13 @@ void doctor_look(struct doctor_system *s)
 				     .available = -1,
 				     .memory_limit = -1,
 				     .cpu_limit = -1,
-				     .allowed_cpus = -1 };
+				     .allowed_cpus = -1,
+				     .numa_balancing = -1 };
 	look_at_memory(s);
 	look_at_cpus(s);
 	look_at_huge_pages(s);
+	look_at_nodes(s);
+	s->open_files = limit_of(RLIMIT_NOFILE);
 	s->address_space = limit_of(RLIMIT_AS);
 	s->locked = limit_of(RLIMIT_MEMLOCK);
 }
@@ -143,9 +182,8 @@ static void judge_cpus(struct doctor *d)
 		doctor_add(d, DOCTOR_WARNING,
 			   TEXT("StarPU was built for %d workers: %d of %d cores stay idle",
 				m->starpu_max_workers, m->cores - m->starpu_max_workers, m->cores),
-			   TEXT("build StarPU with ./configure --enable-maxcpus=%d "
-				"--enable-maxnumanodes=%d",
-				m->cores, m->nodes));
+			   TEXT("scripts/build-starpu   (in moesaic's source: it raises StarPU's "
+				"limits)"));
 	if (s->allowed_cpus > 0 && s->allowed_cpus < m->cores)
 		doctor_add(d, DOCTOR_WARNING,
 			   TEXT("this process may use %d of %d cores", s->allowed_cpus, m->cores),
@@ -163,6 +201,40 @@ static void judge_cpus(struct doctor *d)
 	if (s->load > 1)
 		doctor_add(d, DOCTOR_WARNING,
 			   TEXT("other processes are running (load %.1f)", s->load), TEXT("top"));
+}
+
+/* Memory is placed part by part: nodes that differ much let one of them run out first. */
+static void judge_nodes(struct doctor *d)
+{
+	const struct doctor_system *s = &d->system;
+	int64_t least = INT64_MAX, most = 0;
+
+	for (int i = 0; i < s->n_nodes; i++) {
+		least = s->node_memory[i] < least ? s->node_memory[i] : least;
+		most = s->node_memory[i] > most ? s->node_memory[i] : most;
+	}
+	if (s->n_nodes > 1 && least < most / 2)
+		doctor_add(d, DOCTOR_WARNING,
+			   TEXT("NUMA nodes have between %.1f and %.1f GiB", (double)least / GIB,
+				(double)most / GIB),
+			   TEXT("moesaic train --numa off, or populate the memory channels alike"));
+	if (s->n_nodes > 1 && s->numa_balancing > 0)
+		doctor_add(d, DOCTOR_NOTE,
+			   TEXT("the kernel moves pages between NUMA nodes by itself: moesaic "
+				"places them"),
+			   TEXT("echo 0 | sudo tee /proc/sys/kernel/numa_balancing"));
+}
+
+static void judge_python(struct doctor *d)
+{
+	if (!d->python_ready)
+		doctor_add(
+			d, DOCTOR_WARNING,
+			TEXT("%s cannot read text and chats: numpy, tokenizers or jinja2 is "
+			     "missing; "
+			     "token files need none",
+			     d->python),
+			TEXT("moesaic data --model DIR --data FILE   (it says what to install)"));
 }
 
 static void judge_memory(struct doctor *d)
@@ -195,5 +267,7 @@ void doctor_diagnose(struct doctor *d)
 {
 	judge_cpus(d);
 	judge_memory(d);
+	judge_nodes(d);
+	judge_python(d);
 	judge_file(d);
 }

@@ -2,6 +2,7 @@
 /* moesaic estimate: memory, tasks and time of a run that is not started; from config.json alone. */
 #include "tools/moesaic/commands.h"
 #include "tools/moesaic/dataset.h"
+#include "tools/moesaic/doctor.h"
 #include "tools/moesaic/estimate.h"
 #include "tools/moesaic/model.h"
 #include "tools/moesaic/python.h"
@@ -34,18 +35,14 @@ static const struct option_group groups[] = {
 /* Bytes that a run may take: --memory-limit, or what is free here. */
 static int64_t allowed(const struct settings *s)
 {
-	FILE *f = settings_has(s, "memory-limit") ? NULL : fopen("/proc/meminfo", "re");
-	char line[128];
-	long long kib = 0;
+	struct doctor_system system;
 
 	if (settings_has(s, "memory-limit"))
 		return settings_int(s, "memory-limit");
-	while (f && fgets(line, sizeof line, f))
-		if (sscanf(line, "MemAvailable: %lld", &kib) == 1)
-			break;
-	if (f)
-		fclose(f);
-	return kib * 1024;
+	doctor_look(&system);
+	return system.memory_limit >= 0 && system.memory_limit < system.available
+		       ? system.memory_limit
+		       : system.available;
 }
 
 static int fill(const struct settings *s, struct estimate_result *r)

@@ -175,6 +175,11 @@ int foreign_set(struct settings *s, const char *key, const char *text)
 	return foreign_known(key) ? ignore(key) : -1;
 }
 
+void foreign_ignore(const char *key)
+{
+	ignore(key);
+}
+
 int foreign_finish(struct settings *s, const char *path)
 {
 	(void)s;

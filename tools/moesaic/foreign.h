@@ -9,6 +9,8 @@ bool foreign_known(const char *key);
 const char *foreign_name(int index); /* NULL past the last */
 /* Maps or ignores one key. 0, an exit code, or -1: not a known key. */
 int foreign_set(struct settings *s, const char *key, const char *text);
+/* Another command's key: named in the note. */
+void foreign_ignore(const char *key);
 /* After the last key: one note that names what was ignored. */
 int foreign_finish(struct settings *s, const char *path);
 

@@ -11,14 +11,11 @@
 #include <unistd.h>
 
 /* Commands that cli.md names and this version does not have. */
-static const struct command merge = { .name = "merge", .summary = "adapter into weights" };
-static const struct command convert = { .name = "convert", .summary = "formats" };
-static const struct command inspect = { .name = "inspect", .summary = "what is in a file" };
 static const struct command bench = { .name = "bench", .summary = "times this machine" };
 
 const struct command *const cli_commands[] = {
 	&command_train,	   &command_data, &command_eval, &command_generate,
-	&command_estimate, &merge,	  &convert,	 &inspect,
+	&command_estimate, &command_merge, &command_convert, &command_inspect,
 	&command_doctor,   &bench,	  NULL,
 };
 
@@ -143,6 +140,8 @@ int main(int argc, char **argv)
 			}
 		return finish(CLI_DONE);
 	}
+	if (!strcmp(argv[1], "bench"))
+		return finish(bench_exec(argv));
 	if (!strcmp(argv[1], "--completion"))
 		return finish(cli_completion(argc > 2 ? argv[2] : NULL));
 	if (!strcmp(argv[1], "--man")) {

@@ -132,6 +132,9 @@ char *tool_model_params(const struct settings *s, struct moe_model_params *p)
 		.expert_rank = (int)settings_int(s, "expert-lora-rank"),
 		.lora_alpha = settings_real(s, "lora-alpha"),
 		.lora_targets = targets,
+		.adapter_format = settings_option(s, "adapter-format")
+					  ? settings_text(s, "adapter-format")
+					  : NULL,
 		.share_a = settings_on(s, "share-a"),
 		.rslora = settings_on(s, "rslora"),
 		.seed = (uint64_t)settings_int(s, "seed"),

@@ -53,9 +53,7 @@ void arguments_options(struct arguments *a, const struct settings *s, const stru
 	}
 }
 
-/* In a checkout (build/NAME/moesaic) its Python package and environment are found without settings.
- */
-static char *beside_build(const char *relative)
+char *above_program(int levels, const char *relative)
 {
 	char exe[PATH_MAX];
 	ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
@@ -64,7 +62,7 @@ static char *beside_build(const char *relative)
 	if (n < 0)
 		return NULL;
 	exe[n] = 0;
-	for (int up = 0; up < 3; up++) {
+	for (int up = 0; up <= levels; up++) {
 		char *slash = strrchr(exe, '/');
 
 		if (!slash)
@@ -78,28 +76,37 @@ static char *beside_build(const char *relative)
 	return NULL;
 }
 
+/* In a checkout (build/NAME/moesaic), and installed (bin/moesaic), nothing needs to be set. */
+static char *find(const char *in_checkout, const char *installed)
+{
+	char *path = above_program(2, in_checkout);
+
+	return path ? path : above_program(1, installed);
+}
+
 static char *interpreter(void)
 {
 	const char *set = getenv("MOESAIC_PYTHON");
-	char *path = set && *set ? cli_format("%s", set) : beside_build("build/venv/bin/python");
+	char *path = set && *set ? cli_format("%s", set)
+				 : find("build/venv/bin/python", "share/moesaic/venv/bin/python");
 
 	return path ? path : cli_format("python3");
 }
 
 static void add_package_path(void)
 {
-	char *package = beside_build("python/moesaic/data.py"), *folder, *joined;
+	char *folder = find("python/moesaic/data.py", "share/moesaic/python/moesaic/data.py");
+	char *joined;
 	const char *old = getenv("PYTHONPATH");
 
-	if (!package)
+	if (!folder)
 		return;
-	folder = beside_build("python");
+	*strstr(folder, "/moesaic/data.py") = 0;
 	joined = old && *old ? cli_format("%s:%s", old, folder) : cli_format("%s", folder);
 	setenv("PYTHONPATH", joined, 1);
 	setenv("PYTHONDONTWRITEBYTECODE", "1", 0);
 	free(joined);
 	free(folder);
-	free(package);
 }
 
 int python_exec(const char *module, const struct arguments *a)
@@ -227,4 +234,23 @@ int python_stop(const char *module, struct python_child *child)
 	rc = python_verdict(module, wait_for(child->pid));
 	*child = (struct python_child){ .pid = -1 };
 	return rc;
+}
+
+bool python_ready(char **path)
+{
+	pid_t pid;
+
+	*path = interpreter();
+	fflush(NULL);
+	pid = fork();
+	if (pid == 0) {
+		int null = open("/dev/null", O_RDWR);
+
+		dup2(null, STDIN_FILENO);
+		dup2(null, STDOUT_FILENO);
+		dup2(null, STDERR_FILENO);
+		execlp(*path, *path, "-c", "import numpy, tokenizers, jinja2", (char *)NULL);
+		_exit(127);
+	}
+	return pid > 0 && wait_for(pid) == 0;
 }

@@ -34,6 +34,11 @@ int python_start(const char *module, const struct arguments *a, struct python_ch
 /* Closes the streams and waits; the exit code. */
 int python_stop(const char *module, struct python_child *child);
 
+/* A file that lies so many folders above the program, NULL if it is not there; free it. */
+char *above_program(int levels, const char *relative);
+/* Has that Python what moesaic.data needs? *path: which one it is; free it. */
+bool python_ready(char **path);
+
 enum token_report { REPORT_NONE, REPORT_STDOUT, REPORT_STDERR };
 /*
  * --data or --eval-data as a token file: given as one, or made from json by moesaic.data into

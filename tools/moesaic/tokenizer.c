@@ -11,17 +11,17 @@ static int ask(struct tokenizer *t, cJSON *request, cJSON **answer)
 	char *line = request ? cJSON_PrintUnformatted(request) : NULL;
 	const cJSON *error;
 	size_t size = 0;
+	bool sent = true; /* without a request the child speaks first */
 	ssize_t n;
 
 	cJSON_Delete(request);
 	*answer = NULL;
 	if (line) {
-		fprintf(t->child.to, "%s\n", line);
-		fflush(t->child.to);
+		sent = fprintf(t->child.to, "%s\n", line) > 0 && fflush(t->child.to) == 0;
 		cJSON_free(line);
 	}
 	line = NULL;
-	n = getline(&line, &size, t->child.from);
+	n = sent ? getline(&line, &size, t->child.from) : -1;
 	if (n > 0)
 		*answer = cJSON_Parse(line);
 	free(line);

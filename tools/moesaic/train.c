@@ -126,43 +126,10 @@ static void set_number(struct settings *s, const char *name, int64_t value)
 	free(text);
 }
 
-#define MAX_TARGETS 32
-
-/* Names that stand for several targets; experts have gate, up and down together or not at all. */
-static int resolve_targets(struct settings *s)
-{
-	static const char *const everything[] = { "experts", "q_proj", "k_proj", "v_proj",
-						  "o_proj" };
-	char *text = settings_joined(s, "lora-target"), *save = NULL;
-	const char *names[MAX_TARGETS + 1];
-	int n = 0, of_experts = 0, rc = 0;
-
-	for (char *t = strtok_r(text, ", ", &save); t && n < MAX_TARGETS;
-	     t = strtok_r(NULL, ", ", &save))
-		if (!strcmp(t, "gate_proj") || !strcmp(t, "up_proj") || !strcmp(t, "down_proj"))
-			of_experts++;
-		else
-			names[n++] = t;
-	if (n == 1 && (!strcmp(names[0], "all") || !strcmp(names[0], "all-linear"))) {
-		rc = settings_set(s, "lora-target", everything, 5);
-	} else if (of_experts && of_experts < 3) {
-		rc = cli_fail(CLI_USAGE,
-			      "--lora-target: gate_proj, up_proj and down_proj of experts "
-			      "are adapted together; name all three, or experts");
-	} else {
-		if (of_experts)
-			names[n++] = "experts";
-		rc = settings_set(s, "lora-target", names, n);
-	}
-	free(text);
-	return rc;
-}
-
 /* Defaults that depend on other settings; alpha stays open where ranks differ: it follows each. */
 int train_resolve_method(struct settings *s)
 {
 	int64_t rank = settings_int(s, "lora-rank");
-	int rc;
 
 	if (!settings_has(s, "adapter")) {
 		if (!settings_has(s, "expert-lora-rank"))
@@ -170,8 +137,7 @@ int train_resolve_method(struct settings *s)
 		if (!settings_has(s, "lora-alpha") && settings_int(s, "expert-lora-rank") == rank)
 			set_number(s, "lora-alpha", 2 * rank);
 	}
-	rc = settings_exclusive(s, "batch-size", "batch-tokens");
-	return rc ? rc : resolve_targets(s);
+	return settings_exclusive(s, "batch-size", "batch-tokens");
 }
 
 static void fill_params(const struct training *t, struct moe_trainer_params *p)

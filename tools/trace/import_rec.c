@@ -256,18 +256,12 @@ static uint32_t find_job(const struct rec *r, const struct jobs *j, int64_t job)
 	return low < r->n && j->by_job[low].key == job ? j->by_job[low].value : NO_TASK;
 }
 
-/*
- * Jobs become records' indices (those that are not there go), and records are put in an order in
- * which all that a task waits for comes before it: that of submission where it can be. -1: a cycle.
+/* Jobs become records' indices, those that are not there go. first[i + 1]: successors of record i.
  */
-static int order_records(struct rec *r, struct jobs *j, struct trace_import *result)
+static void find_deps(struct rec *r, const struct jobs *j, uint32_t *first,
+		      struct trace_import *result)
 {
-	uint32_t *waits = calloc(r->n, sizeof *waits), *first = calloc(r->n + 1, sizeof *first);
-	uint32_t *succ = malloc((r->n_deps + 1) * sizeof *succ), head = 0, tail = 0;
-	struct trace_key *start = malloc(r->n * sizeof *start);
-	int rc = waits && first && succ && start ? 0 : fail(r, "out of memory");
-
-	for (size_t i = 0; rc == 0 && i < r->n; i++) {
+	for (size_t i = 0; i < r->n; i++) {
 		struct record *k = r->record + i;
 		uint32_t n = 0;
 
@@ -279,37 +273,93 @@ static int order_records(struct rec *r, struct jobs *j, struct trace_import *res
 				continue;
 			}
 			r->dep[k->first_dep + n++] = p;
-			first[p]++;
+			first[p + 1]++;
 		}
-		waits[i] = k->n_deps = n;
-		start[i] = (struct trace_key){ k->order == MOE_MXT_NA ? k->job : k->order,
-					       (uint32_t)i };
+		k->n_deps = n;
 	}
-	if (rc == 0 && !trace_sort(start, r->n))
-		rc = fail(r, "out of memory");
-	for (size_t i = 0, sum = 0; rc == 0 && i <= r->n; i++) {
-		sum += i < r->n ? first[i] : 0;
-		first[i] = (uint32_t)sum; /* the end; filled downwards */
+}
+
+/* Records by submission, into j->order. */
+static bool by_submission(struct rec *r, struct jobs *j)
+{
+	struct trace_key *key = malloc(r->n * sizeof *key);
+	bool sorted;
+
+	for (size_t i = 0; key && i < r->n; i++) {
+		const struct record *k = r->record + i;
+
+		key[i] = (struct trace_key){ k->order == MOE_MXT_NA ? k->job : k->order,
+					     (uint32_t)i };
 	}
-	for (size_t i = 0; rc == 0 && i < r->n; i++)
+	sorted = key && trace_sort(key, r->n);
+	for (size_t i = 0; sorted && i < r->n; i++)
+		j->order[i] = key[i].value;
+	free(key);
+	return sorted;
+}
+
+/* Whether all that a task waits for comes before it in j->order. */
+static bool is_ordered(const struct rec *r, const struct jobs *j, uint32_t *done)
+{
+	bool ordered = true;
+
+	memset(done, 0, r->n * sizeof *done);
+	for (size_t i = 0; i < r->n; i++) {
+		const struct record *k = r->record + j->order[i];
+
+		for (uint32_t d = k->first_dep; d < k->first_dep + k->n_deps; d++)
+			ordered &= done[r->dep[d]];
+		done[j->order[i]] = 1;
+	}
+	return ordered;
+}
+
+/* Makes it so: takes tasks as their last predecessor is taken. -1: a cycle. */
+static int make_ordered(struct rec *r, struct jobs *j, uint32_t *first, uint32_t *waits,
+			uint32_t *succ, uint32_t *by)
+{
+	uint32_t head = 0, tail = 0;
+
+	memcpy(by, j->order, r->n * sizeof *by);
+	for (size_t i = 0; i < r->n; i++)
+		first[i + 1] += first[i];
+	for (size_t i = 0; i < r->n; i++) {
+		waits[i] = r->record[i].n_deps;
 		for (uint32_t d = 0; d < r->record[i].n_deps; d++)
-			succ[--first[r->dep[r->record[i].first_dep + d]]] = (uint32_t)i;
-	for (size_t i = 0; rc == 0 && i < r->n; i++)
-		if (!waits[start[i].value])
-			j->order[tail++] = start[i].value;
-	while (rc == 0 && head < tail) {
+			succ[first[r->dep[r->record[i].first_dep + d]]++] = (uint32_t)i;
+	}
+	for (size_t i = 0; i < r->n; i++)
+		if (!waits[by[i]])
+			j->order[tail++] = by[i];
+	while (head < tail) {
 		uint32_t at = j->order[head++];
 
-		for (uint32_t s = first[at]; s < first[at + 1]; s++)
+		/* filling moved first[at] to the end of its list, which is where the next begins */
+		for (uint32_t s = at ? first[at - 1] : 0; s < first[at]; s++)
 			if (--waits[succ[s]] == 0)
 				j->order[tail++] = succ[s];
 	}
-	if (rc == 0 && tail != r->n)
-		rc = fail(r, "dependencies form a cycle");
-	free(waits);
+	return tail == r->n ? 0 : fail(r, "dependencies form a cycle");
+}
+
+/* Records in an order in which all that a task waits for comes before it: submission's where it can
+ * be. */
+static int order_records(struct rec *r, struct jobs *j, struct trace_import *result)
+{
+	uint32_t *first = calloc(r->n + 1, sizeof *first), *waits = calloc(r->n, sizeof *waits);
+	uint32_t *succ = malloc((r->n_deps + 1) * sizeof *succ), *by = malloc(r->n * sizeof *by);
+	int rc = first && waits && succ && by ? 0 : fail(r, "out of memory");
+
+	if (rc == 0)
+		find_deps(r, j, first, result);
+	if (rc == 0 && !by_submission(r, j))
+		rc = fail(r, "out of memory");
+	if (rc == 0 && !is_ordered(r, j, waits))
+		rc = make_ordered(r, j, first, waits, succ, by);
 	free(first);
+	free(waits);
 	free(succ);
-	free(start);
+	free(by);
 	return rc;
 }
 

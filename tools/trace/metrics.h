@@ -104,7 +104,8 @@ struct trace_realised {
 	uint32_t *task; /* first to last */
 	uint8_t *link;	/* why it could not begin before */
 	uint32_t n;
-	int64_t busy, gaps; /* ns of the window in its tasks, between them; the rest is before it */
+	int64_t busy, gaps; /* ns of the window in its tasks; between them, and before the first
+			       where that waited for a task that ended before the window */
 	int64_t gap_after[TRACE_LINKS]; /* gaps by the link of the task after the gap */
 	uint32_t links[TRACE_LINKS];
 	int64_t *by_kind, *by_layer; /* as in trace_path */
@@ -192,6 +193,7 @@ struct trace_experts {
 		dead[TRACE_DIRECTIONS];
 	uint32_t worst; /* row with the highest time ratio; n: none */
 };
+/* Whole layers of the window's steps, also where parts of them ran before it. */
 int trace_experts(const struct trace_window *w, struct trace_experts *x);
 void trace_experts_free(struct trace_experts *x);
 /* Whether a task is an expert group's work; direction by phase. */

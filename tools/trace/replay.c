@@ -177,12 +177,13 @@ static int allocate(struct replay *r, uint32_t n)
 	r->task = malloc(room * sizeof *r->task);
 	r->rank = malloc(room * sizeof *r->rank);
 	r->duration = malloc(room * sizeof *r->duration);
+	r->release = malloc(room * sizeof *r->release);
 	r->overhead = malloc(room * sizeof *r->overhead);
 	r->first_succ = malloc(room * sizeof *r->first_succ);
 	r->n_pred = calloc(room, sizeof *r->n_pred);
 	r->submission = calloc(room, sizeof *r->submission);
-	return r->task && r->rank && r->duration && r->overhead && r->first_succ && r->n_pred &&
-			       r->submission
+	return r->task && r->rank && r->duration && r->release && r->overhead && r->first_succ &&
+			       r->n_pred && r->submission
 		       ? 0
 		       : -1;
 }
@@ -198,6 +199,22 @@ static int64_t origin(const struct replay *r, const struct trace_window *w)
 		first = submit < first ? submit : first;
 	}
 	return first < w->begin || !r->n ? w->begin : first;
+}
+
+/* What the runtime took: from when a task could be ready to when it was, and from when its worker
+ * could begin it to when it did. */
+static void delays(const struct trace *t, uint32_t i, int64_t *release, int64_t *overhead)
+{
+	const struct trace_task *k = &t->task[i];
+	int64_t ready = trace_ready(t, i), could = trace_submit(t, i), free_at = ready;
+
+	for (uint32_t p = 0; p < k->n_pred; p++)
+		if (t->task[t->pred[k->first_pred + p]].stop > could)
+			could = t->task[t->pred[k->first_pred + p]].stop;
+	if (k->prev != TRACE_NO_TASK && t->task[k->prev].stop > free_at)
+		free_at = t->task[k->prev].stop;
+	*release = ready > could ? ready - could : 0;
+	*overhead = k->start > free_at ? k->start - free_at : 0;
 }
 
 int replay_open(const struct trace_window *w, struct replay *r)
@@ -229,11 +246,8 @@ int replay_open(const struct trace_window *w, struct replay *r)
 	}
 	begin = origin(r, w);
 	for (uint32_t i = 0; i < r->n; i++) {
-		const struct trace_task *k = &t->task[r->task[i]];
-		int64_t overhead = k->start - trace_pop(t, r->task[i]);
-
-		r->overhead[i] = overhead > 0 ? overhead : 0;
-		last = k->stop > last ? k->stop : last;
+		last = t->task[r->task[i]].stop > last ? t->task[r->task[i]].stop : last;
+		delays(t, r->task[i], &r->release[i], &r->overhead[i]);
 	}
 	r->recorded = r->n ? last - begin : 0;
 	replay_reset(r);
@@ -248,7 +262,8 @@ int replay_open(const struct trace_window *w, struct replay *r)
 
 void replay_close(struct replay *r)
 {
-	free(r->task), free(r->rank), free(r->duration), free(r->overhead);
+	free(r->task), free(r->rank), free(r->duration), free(r->release);
+	free(r->overhead);
 	free(r->first_succ), free(r->succ), free(r->n_pred), free(r->submission);
 	memset(r, 0, sizeof *r);
 }
@@ -263,7 +278,12 @@ void replay_result_free(struct replay_result *out)
 
 struct event {
 	int64_t time;
-	int worker;
+	uint32_t what; /* worker or task */
+};
+
+struct queue {
+	struct event *a; /* heap */
+	uint32_t n;
 };
 
 struct simulation {
@@ -274,9 +294,9 @@ struct simulation {
 	void *state;
 	uint32_t *left;	    /* predecessors, and its submission */
 	int64_t *ended;	    /* of tasks that the submitting thread waits for; INT64_MIN: not yet */
-	struct event *busy; /* heap */
-	int n_busy;
-	uint32_t *running; /* [workers] */
+	struct queue busy;  /* workers, by the end of their task */
+	struct queue later; /* tasks that are released and not ready yet */
+	uint32_t *running;  /* [workers] */
 	bool *idle;
 	int n_idle, first_idle;
 	uint32_t ready; /* pushed, not popped */
@@ -284,33 +304,38 @@ struct simulation {
 	int64_t submit_at, submitted_last;
 };
 
-static void push_event(struct simulation *x, int64_t time, int worker)
+static void push_event(struct queue *q, int64_t time, uint32_t what)
 {
-	int i = x->n_busy++;
+	uint32_t i = q->n++;
 
-	for (; i && x->busy[(i - 1) / 2].time > time; i = (i - 1) / 2)
-		x->busy[i] = x->busy[(i - 1) / 2];
-	x->busy[i] = (struct event){ time, worker };
+	for (; i && q->a[(i - 1) / 2].time > time; i = (i - 1) / 2)
+		q->a[i] = q->a[(i - 1) / 2];
+	q->a[i] = (struct event){ time, what };
 }
 
-static struct event pull_event(struct simulation *x)
+static uint32_t pull_event(struct queue *q)
 {
-	struct event top = x->busy[0], last = x->busy[--x->n_busy];
-	int i = 0;
+	struct event top = q->a[0], last = q->a[--q->n];
+	uint32_t i = 0;
 
 	for (;;) {
-		int c = 2 * i + 1;
+		uint32_t c = 2 * i + 1;
 
-		if (c >= x->n_busy)
+		if (c >= q->n)
 			break;
-		c += c + 1 < x->n_busy && x->busy[c + 1].time < x->busy[c].time;
-		if (last.time <= x->busy[c].time)
+		c += c + 1 < q->n && q->a[c + 1].time < q->a[c].time;
+		if (last.time <= q->a[c].time)
 			break;
-		x->busy[i] = x->busy[c];
+		q->a[i] = q->a[c];
 		i = c;
 	}
-	x->busy[i] = last;
-	return top;
+	q->a[i] = last;
+	return top.what;
+}
+
+static int64_t time_of_next(const struct queue *q)
+{
+	return q->n ? q->a[0].time : INT64_MAX;
 }
 
 /* When the next task is submitted; INT64_MAX: what it waits for has not ended. */
@@ -327,12 +352,20 @@ static int64_t submission_time(const struct simulation *x)
 							    : time;
 }
 
+static void become_ready(struct simulation *x, uint32_t task, int64_t now)
+{
+	x->s->push(x->state, task, now);
+	x->ready++;
+}
+
 static void release(struct simulation *x, uint32_t task, int64_t now)
 {
 	if (--x->left[task])
 		return;
-	x->s->push(x->state, task, now);
-	x->ready++;
+	if (x->r->release[task])
+		push_event(&x->later, now + x->r->release[task], task);
+	else
+		become_ready(x, task, now);
 }
 
 static void submit(struct simulation *x, int64_t now)
@@ -342,7 +375,7 @@ static void submit(struct simulation *x, int64_t now)
 	x->submit_at = x->next < x->r->n ? submission_time(x) : INT64_MAX;
 }
 
-static void finish(struct simulation *x, int worker, int64_t now)
+static void finish(struct simulation *x, uint32_t worker, int64_t now)
 {
 	const struct replay *r = x->r;
 	uint32_t task = x->running[worker];
@@ -388,7 +421,7 @@ static void hand_out(struct simulation *x, int64_t now)
 			x->out->start[task] = now;
 			x->out->worker[task] = w;
 		}
-		push_event(x, now + time, w);
+		push_event(&x->busy, now + time, (uint32_t)w);
 	}
 }
 
@@ -398,7 +431,8 @@ static int open_simulation(struct simulation *x, bool places)
 
 	x->left = malloc(n * sizeof *x->left);
 	x->ended = malloc(n * sizeof *x->ended);
-	x->busy = malloc((workers + 1) * sizeof *x->busy);
+	x->busy.a = malloc((workers + 1) * sizeof *x->busy.a);
+	x->later.a = malloc(n * sizeof *x->later.a);
 	x->running = malloc((workers + 1) * sizeof *x->running);
 	x->idle = malloc(workers + 1);
 	if (places) {
@@ -406,8 +440,8 @@ static int open_simulation(struct simulation *x, bool places)
 		x->out->worker = malloc(n * sizeof *x->out->worker);
 	}
 	x->state = x->s->open(x->r, x->m);
-	if (!x->left || !x->ended || !x->busy || !x->running || !x->idle || !x->state ||
-	    (places && (!x->out->start || !x->out->worker)))
+	if (!x->left || !x->ended || !x->busy.a || !x->later.a || !x->running || !x->idle ||
+	    !x->state || (places && (!x->out->start || !x->out->worker)))
 		return -1;
 	for (uint32_t i = 0; i < x->r->n; i++) {
 		x->left[i] = x->r->n_pred[i] + 1;
@@ -419,6 +453,14 @@ static int open_simulation(struct simulation *x, bool places)
 	return 0;
 }
 
+static int64_t next_moment(const struct simulation *x)
+{
+	int64_t now = x->submit_at, busy = time_of_next(&x->busy), later = time_of_next(&x->later);
+
+	now = busy < now ? busy : now;
+	return later < now ? later : now;
+}
+
 int replay_run(const struct replay *r, const struct replay_machine *m,
 	       const struct replay_scheduler *s, bool places, struct replay_result *out)
 {
@@ -427,21 +469,23 @@ int replay_run(const struct replay *r, const struct replay_machine *m,
 
 	memset(out, 0, sizeof *out);
 	rc = open_simulation(&x, places);
-	while (!rc && (x.n_busy || x.submit_at != INT64_MAX)) {
-		bool submits = !x.n_busy || x.submit_at <= x.busy[0].time;
-		int64_t now = submits ? x.submit_at : x.busy[0].time;
+	while (!rc) {
+		int64_t now = next_moment(&x);
 
-		if (submits)
-			submit(&x, now);
-		else
-			finish(&x, pull_event(&x).worker, now);
+		if (now == INT64_MAX)
+			break;
 		/* all that happens at one moment, then workers choose */
-		if (!(x.n_busy && x.busy[0].time == now) && x.submit_at != now)
-			hand_out(&x, now);
+		while (x.submit_at == now)
+			submit(&x, now);
+		while (time_of_next(&x.busy) == now)
+			finish(&x, pull_event(&x.busy), now);
+		while (time_of_next(&x.later) == now)
+			become_ready(&x, pull_event(&x.later), now);
+		hand_out(&x, now);
 	}
 	if (x.state)
 		s->close(x.state);
-	free(x.left), free(x.ended), free(x.busy), free(x.running), free(x.idle);
+	free(x.left), free(x.ended), free(x.busy.a), free(x.later.a), free(x.running), free(x.idle);
 	if (rc)
 		replay_result_free(out);
 	return rc;

@@ -21,10 +21,12 @@ struct replay_submission {
 struct replay {
 	const struct trace *trace;
 	uint32_t n;
-	uint32_t *task;		     /* index into trace.task */
-	uint32_t *rank;		     /* place in the recorded order of starting */
-	int64_t *duration;	     /* yours to change; the recorded ones at first */
-	int64_t *overhead;	     /* from pop to start */
+	uint32_t *task;	   /* index into trace.task */
+	uint32_t *rank;	   /* place in the recorded order of starting */
+	int64_t *duration; /* yours to change; the recorded ones at first */
+	int64_t *release;  /* from the end of the last predecessor, or submission, to ready */
+	int64_t *
+		overhead; /* to its start, from ready or the end of the task before on its worker */
 	uint32_t *first_succ, *succ; /* within the replay */
 	uint32_t *n_pred;
 	struct replay_submission *submission;

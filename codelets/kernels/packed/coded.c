@@ -30,7 +30,7 @@ struct moe_coded_layout moe_coded_layout(const struct moe_coding *c, int64_t k)
 	return l;
 }
 
-struct moe_coding moe_coding_of(const struct moe_quantised *q, const struct moe_window *w)
+struct moe_coding moe_coding_of(const struct moe_quantised *q, const struct moe_coded_window *w)
 {
 	struct moe_coding c = q->coding;
 
@@ -122,7 +122,7 @@ static int64_t count_nan(const struct moe_format *f, const uint8_t *code, int64_
 
 /* Row `row` of q as row n of a panel; how many codes are NaN. */
 static int64_t pack_row(const struct moe_coding *c, int64_t block, const struct moe_quantised *q,
-			const struct moe_window *w, int64_t row, int64_t n, uint8_t *panel)
+			const struct moe_coded_window *w, int64_t row, int64_t n, uint8_t *panel)
 {
 	struct moe_coded_layout l = moe_coded_layout(c, w->k);
 	int64_t first = w->k0 / c->group, groups = moe_groups(c, w->k);
@@ -154,7 +154,7 @@ static int64_t pack_row(const struct moe_coding *c, int64_t block, const struct 
 }
 
 int64_t moe_coded_pack(enum moe_layout layout, struct moe_weight *W, const struct moe_quantised *q,
-		       const struct moe_window *w)
+		       const struct moe_coded_window *w)
 {
 	struct moe_coding c = moe_coding_of(q, w);
 	size_t stride = moe_coded_layout(&c, w->k).stride;

@@ -17,7 +17,7 @@
 #include "codelets/kernels/packed/layout.h"
 
 /* A window of a stored matrix: rows n0, n0 + step, ... and columns k0.. */
-struct moe_window {
+struct moe_coded_window {
 	int64_t n0, n, k0, k;
 	int64_t step; /* 1; 2 where gate's and up's rows alternate */
 };
@@ -29,7 +29,7 @@ struct moe_coded_layout {
 struct moe_coded_layout moe_coded_layout(const struct moe_coding *c, int64_t k);
 
 /* Of a window of q: the phase is set. */
-struct moe_coding moe_coding_of(const struct moe_quantised *q, const struct moe_window *w);
+struct moe_coding moe_coding_of(const struct moe_quantised *q, const struct moe_coded_window *w);
 size_t moe_coded_bytes(const struct moe_coding *c, int64_t n, int64_t k);
 /* The layout that a table's weights decode to. */
 enum moe_layout moe_coded_order(const struct moe_kernels *table);
@@ -38,7 +38,7 @@ enum moe_layout moe_coded_order(const struct moe_kernels *table);
  * value.
  */
 int64_t moe_coded_pack(enum moe_layout layout, struct moe_weight *W, const struct moe_quantised *q,
-		    const struct moe_window *w);
+		    const struct moe_coded_window *w);
 
 /* A panel of W, ready for decoders. */
 struct moe_coded_panel {

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define ROWS_WRITTEN 10000
+
 /* Kinds that work for one expert group. */
 static const char *const expert_kinds[] = { "gather",	 "gate_up",	"down",
 					    "scatter",	 "down_bwd",	"gate_up_bwd",
@@ -70,22 +72,42 @@ static int direction_of(const struct trace_task *k)
 	return k->phase == MOE_MXT_PHASE_BACKWARD ? TRACE_BACKWARD : TRACE_FORWARD;
 }
 
+/* Tasks of the window's steps, whenever they ran: parts of a layer would say nothing. */
+static const uint32_t *tasks_of(const struct trace_window *w, uint32_t *n)
+{
+	const struct trace *t = w->trace;
+	uint32_t first = 0, end = 0;
+
+	*n = w->n;
+	if (!w->first_step)
+		return w->task;
+	for (int i = 0; i < t->n_steps; i++) {
+		if (t->step[i].step == w->first_step)
+			first = t->step[i].first;
+		if (t->step[i].step == w->last_step)
+			end = t->step[i].first + t->step[i].n;
+	}
+	*n = end - first;
+	return t->by_step + first;
+}
+
 static int sort_work(struct work *x)
 {
-	const struct trace_window *w = x->w;
-	const struct trace_task *task = w->trace->task;
-	bool *expert = expert_flags(w->trace);
+	const struct trace_task *task = x->w->trace->task;
+	bool *expert = expert_flags(x->w->trace);
+	uint32_t n;
+	const uint32_t *list = tasks_of(x->w, &n);
 
-	x->key = malloc(((size_t)w->n + 1) * sizeof *x->key);
+	x->key = malloc(((size_t)n + 1) * sizeof *x->key);
 	if (!expert || !x->key) {
 		free(expert);
 		return -1;
 	}
-	for (uint32_t i = 0; i < w->n; i++) {
-		const struct trace_task *k = &task[w->task[i]];
+	for (uint32_t i = 0; i < n; i++) {
+		const struct trace_task *k = &task[list[i]];
 
 		if (expert[k->kind] && k->group >= 0 && k->layer >= 0)
-			x->key[x->n++] = (struct trace_key){ k->group, w->task[i] };
+			x->key[x->n++] = (struct trace_key){ k->group, list[i] };
 	}
 	free(expert);
 	if (!trace_sort(x->key, x->n))
@@ -136,7 +158,7 @@ static int add_row(struct work *x, uint32_t from, uint32_t to)
 
 		if (i == from || k->group != t->task[x->key[i - 1].value].group)
 			groups++;
-		group[groups - 1] += (double)trace_inside(x->w, x->key[i].value);
+		group[groups - 1] += (double)trace_duration(t, x->key[i].value);
 	}
 	row->groups = (int32_t)groups;
 	spread(group, groups, &row->time_ratio, &row->time_cv);
@@ -348,10 +370,14 @@ static int text(const struct trace_view *v, FILE *out)
 	if (x.n)
 		worst(&x, out);
 	if (x.n && v->gains.equal_experts != MOE_MXT_NA && v->gains.base != MOE_MXT_NA)
-		fprintf(out, "  with equal experts a replay is %s shorter (%s)\n",
+		fprintf(out,
+			"  with equal experts a replay is %s shorter (%s); replays are %+.1f %% "
+			"off what "
+			"was recorded\n",
 			print_time((double)(v->gains.base - v->gains.equal_experts), a),
 			print_share((double)(v->gains.base - v->gains.equal_experts),
-				    (double)v->gains.base, b));
+				    (double)v->gains.base, b),
+			100 * ((double)v->gains.base / (double)v->gains.recorded - 1));
 	trace_experts_free(&x);
 	return 0;
 }
@@ -406,9 +432,10 @@ static int json(const struct trace_view *v, struct trace_json *out)
 		trace_json_end(out, '}');
 	}
 	trace_json_array(out, "rows");
-	for (uint32_t i = 0; i < x.n; i++)
+	for (uint32_t i = 0; i < x.n && i < ROWS_WRITTEN; i++)
 		row_json(&x.row[i], out);
 	trace_json_end(out, ']');
+	trace_json_integer(out, "rows_left_out", x.n > ROWS_WRITTEN ? x.n - ROWS_WRITTEN : 0);
 	trace_experts_free(&x);
 	return 0;
 }

@@ -7,67 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RESAMPLES 2000
-
-static int by_value(const void *a, const void *b)
-{
-	double p = *(const double *)a, q = *(const double *)b;
-
-	return p < q ? -1 : p > q;
-}
-
-static double median(double *v, int n)
-{
-	qsort(v, (size_t)n, sizeof *v, by_value);
-	return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
-}
-
-static uint64_t next(uint64_t *state)
-{
-	uint64_t x = *state += 0x9e3779b97f4a7c15ull;
-
-	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
-	x = (x ^ x >> 27) * 0x94d049bb133111ebull;
-	return x ^ x >> 31;
-}
-
-/* Draws n of n with repetition, many times; the interval holds 95 % of their medians. */
-static void resample(const double *v, int n, struct trace_interval *out)
-{
-	double *draw = malloc((size_t)n * sizeof *draw);
-	double *medians = malloc(RESAMPLES * sizeof *medians);
-	uint64_t state = 1;
-
-	for (int r = 0; draw && medians && r < RESAMPLES; r++) {
-		for (int i = 0; i < n; i++)
-			draw[i] = v[next(&state) % (uint64_t)n];
-		medians[r] = median(draw, n);
-	}
-	if (draw && medians) {
-		qsort(medians, RESAMPLES, sizeof *medians, by_value);
-		out->low = medians[(int)(.025 * RESAMPLES)];
-		out->high = medians[(int)(.975 * RESAMPLES) - 1];
-	}
-	free(draw), free(medians);
-}
-
-struct trace_interval trace_bootstrap(const double *value, int n)
-{
-	struct trace_interval out = { NAN, NAN, NAN, 0 };
-	double *v = malloc(((size_t)n + 1) * sizeof *v);
-
-	for (int i = 0; v && i < n; i++)
-		if (isfinite(value[i]))
-			v[out.n++] = value[i];
-	if (out.n) {
-		out.median = median(v, out.n);
-		if (out.n >= 3)
-			resample(v, out.n, &out);
-	}
-	free(v);
-	return out;
-}
-
 /* Work of a step's own tasks, whenever they ran. */
 static void work(const struct trace *t, const struct trace_step *s, double *flops, double *bytes)
 {

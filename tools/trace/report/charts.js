@@ -4,7 +4,8 @@ const table = (heads, rows, left = []) => '<div class="scroll"><table><thead><tr
   heads.map((h, i) => `<th scope="col"${left.includes(i) ? ' class="left"' : ''}>${h}</th>`).join('') + '</tr></thead><tbody>' + rows.join('') + '</tbody></table></div>';
 const row = (cells, left = [], attributes = '') => `<tr${attributes}>` + cells.map((c, i) => `<td${left.includes(i) ? ' class="left"' : ''}>${c}</td>`).join('') + '</tr>';
 const bar = parts => '<div class="bar">' + parts.map(([c, f, s]) => `<i style="width:${Math.max(0, 100 * f)}%;background:${c}" title="${text(s)}"></i>`).join('') + '</div>';
-const small = (c, f) => `<span class="cell" style="width:${Math.max(1, Math.round(70 * f))}px;background:${c}"></span>`;
+
+const shareCell = (v, all, most) => `<span class="under" style="background-size:${Math.round(100 * v / most)}% 100%">${share(v, all)}</span>`;
 
 const svg = (w, h, inner, label) => `<svg viewBox="0 0 ${w} ${h}" role="img" aria-label="${text(label)}">${inner}</svg>`;
 const words = (x, y, s, anchor = 'start', cls = '') => `<text x="${x}" y="${y}" text-anchor="${anchor}"${cls && ` class="${cls}"`}>${text(s)}</text>`;
@@ -76,26 +77,30 @@ function roofline(v) {
   let s = '';
   for (let k = x0; k <= x1; k++) s += `<line class="gridline" x1="${X(k)}" x2="${X(k)}" y1="10" y2="${B - bottom}"/>` + words(X(k), B - bottom + 14, k < 0 ? (10 ** k).toFixed(-k) : 10 ** k, 'middle');
   for (let k = y0; k <= y1; k++) s += `<line class="gridline" x1="${left}" x2="${W - 12}" y1="${Y(k)}" y2="${Y(k)}"/>` + words(left - 6, Y(k) + 4, k < 0 ? (10 ** k).toFixed(-k) : 10 ** k, 'end');
-  const line = (gbps, c, dash, label) => {
+  const line = (gbps, c, dash, label, at, below) => {
     if (!gbps) return '';
     const lx = peak ? Math.min(x1, log(peak / gbps)) : x1, points = [];
     for (const l of [x0, lx]) points.push(`${X(l)},${Y(Math.max(y0 - 1, Math.min(y1 + 1, log(gbps) + l)))}`);
-    return `<polyline points="${points.join(' ')}" fill="none" stroke="${c}" stroke-width="1.5" ${dash}/>` + words(X(x0 + .08), Math.max(20, Math.min(B - bottom - 4, Y(log(gbps) + x0 + .08) - 5)), label);
+    // its name stands where the line reaches a part of the height, or at the edge
+    const l = Math.max(x0 + .03 * (x1 - x0), Math.min(lx, y0 + at * (y1 - y0) - log(gbps)));
+    return `<polyline points="${points.join(' ')}" fill="none" stroke="${c}" stroke-width="1.5" ${dash}/>` +
+      words(X(l) + (below > 0 ? 8 : l > x0 + .4 * (x1 - x0) ? -8 : 8), Math.max(22, Math.min(B - bottom - 4, Y(log(gbps) + l) + below)), label, below > 0 || l <= x0 + .4 * (x1 - x0) ? 'start' : 'end');
   };
   s += `<clipPath id="inside"><rect x="${left}" y="10" width="${W - left - 12}" height="${B - bottom - 10}"/></clipPath><g clip-path="url(#inside)">`;
-  s += line(memory, 'var(--i3)', '', `${memory} GB/s, one core`) + (workers > 1 ? line(shared, 'var(--i2)', 'stroke-dasharray="5 3"', `${digits(shared)} GB/s each, all cores`) : '');
+  s += line(memory, 'var(--i3)', '', `${memory} GB/s, one core`, .6, -4) + (workers > 1 ? line(shared, 'var(--i2)', 'stroke-dasharray="5 3"', `${digits(shared)} GB/s each, all cores`, .35, 14) : '');
   if (peak) s += `<line x1="${left}" x2="${W - 12}" y1="${Y(log(peak))}" y2="${Y(log(peak))}" stroke="var(--i3)" stroke-width="1.5"/>` + words(W - 16, Y(log(peak)) - 5, `${digits(peak)} GFLOP/s, one core`, 'end');
   s += '</g>';
   const most = Math.max(...dots.map(d => d.k.time)), taken = [];
+  let names = '';
   for (const d of dots.sort((a, b) => b.k.time - a.k.time)) {
     const x = X(log(d.x)), y = Y(log(d.y)), r = 3 + 7 * Math.sqrt(d.k.time / most);
     s += `<circle cx="${x}" cy="${y}" r="${r}" fill="var(${kindColour[d.k.kind]})" fill-opacity=".85"><title>${text(kindName(d.k.kind))}: ${digits(d.x)} flop/byte, ${digits(d.y)} GFLOP/s, ${time(d.k.time)}</title></circle>`;
-    if (taken.length < 12 && !taken.some(t => Math.abs(t[0] - x) < 76 && Math.abs(t[1] - y) < 12)) {
+    if (taken.length < 10 && !taken.some(t => Math.abs(t[0] - x) < 76 && Math.abs(t[1] - y) < 12)) {
       taken.push([x, y]);
-      s += x > W - 110 ? words(x - r - 3, y + 4, kindName(d.k.kind), 'end', 'label') : words(x + r + 3, y + 4, kindName(d.k.kind), 'start', 'label');
+      names += x > W - 110 ? words(x - r - 3, y + 4, kindName(d.k.kind), 'end', 'label') : words(x + r + 3, y + 4, kindName(d.k.kind), 'start', 'label');
     }
   }
-  s += words((left + W) / 2, B - 8, 'flop per byte of memory traffic (if caches were empty)', 'middle') + `<text transform="translate(12,${B / 2 - 10}) rotate(-90)" text-anchor="middle">GFLOP/s of a worker</text>`;
+  s += names + words((left + W) / 2, B - 8, 'flop per byte of memory traffic (if caches were empty)', 'middle') + `<text transform="translate(12,${B / 2 - 10}) rotate(-90)" text-anchor="middle">GFLOP/s of a worker</text>`;
   return svg(W, B, s, 'Roofline: GFLOP/s of a worker by flop per byte, for each kind') +
     `<p class="hint">Area: time in the kind. Memory lines are rates of DRAM${H['rates.measured'] === '1' ? ', measured' : ', guessed: run moesaic doctor --calibrate'}; a kind above its line finds its data in caches.${peak ? '' : ' The peak of a core is not in the trace.'}</p>`;
 }
@@ -143,23 +148,23 @@ function stepsPlot() {
 
 function kindsTable(v) {
   const all = v.all.time, kinds = [...v.kinds].sort((a, b) => b.time - a.time);
-  return table(['kind', 'time', '', 'share', 'tasks', 'median', 'p95', 'core', 'GFLOP/s', 'GB/s'], kinds.map(k => row([
-    `<i class="dot" style="background:var(${kindColour[k.kind]})"></i>${text(kindName(k.kind))}`, time(k.time), small(`var(${kindColour[k.kind]})`, k.time / kinds[0].time), share(k.time, all), count(k.n), time(k.median), time(k.p95),
-    k.cpu === null ? 'n/a' : share(k.cpu, k.time), k.flops > 0 ? digits(k.flops / k.time) : 'n/a', k.bytes > 0 ? digits(k.bytes / k.time) : 'n/a'], [2])), [2]) +
+  return table(['kind', 'time', 'share', 'tasks', 'median', 'p95', 'core', 'GFLOP/s', 'GB/s'], kinds.map(k => row([
+    `<i class="dot" style="background:var(${kindColour[k.kind]})"></i>${text(kindName(k.kind))}`, time(k.time), shareCell(k.time, all, kinds[0].time), count(k.n), time(k.median), time(k.p95),
+    k.cpu === null ? 'n/a' : share(Math.min(k.cpu, k.time), k.time), k.flops > 0 ? digits(k.flops / k.time) : 'n/a', k.bytes > 0 ? digits(k.bytes / k.time) : 'n/a'])))  +
     '<p class="hint">Time: of all workers together. Core: the share of it in which the worker had its core. GFLOP/s and GB/s: of one worker.</p>';
 }
 
 function layersTable(v) {
-  const sums = v.layers.map(p => p.reduce((a, b) => a + b, 0)), most = Math.max(...sums), colours = ['var(--rest)', 'var(--c0)', 'var(--c1)', 'var(--c4)'];
-  const rows = sums.map((t, l) => t ? row([l === data.layers ? 'no layer' : l, time(t), bar(v.layers[l].map((p, i) => [colours[i], p / most, data.phases[i] + ' ' + time(p)])), share(t, v.all.time)], [2]) : '').filter(Boolean);
+  const sums = v.layers.map(p => p.reduce((a, b) => a + b, 0)), most = Math.max(...sums.slice(0, data.layers)), colours = ['var(--rest)', 'var(--c0)', 'var(--c1)', 'var(--c4)'];
+  const rows = sums.map((t, l) => t ? row([l === data.layers ? 'no layer' : l, time(t), l === data.layers ? '' : bar(v.layers[l].map((p, i) => [colours[i], p / most, data.phases[i] + ' ' + time(p)])), share(t, v.all.time)], [2]) : '').filter(Boolean);
   return table(['layer', 'time', '<span style="display:inline-block;min-width:160px">by phase</span>', 'share'], rows, [2]) + `<p class="legend">${legend(data.phases.map((p, i) => [colours[i], p]))}</p>`;
 }
 
 function workersTable(v) {
-  return table(['worker', 'core', 'node', 'busy', '', ...data.causes], v.by_worker.map((w, i) => {
+  return table(['worker', 'core', 'node', 'busy', ...data.causes], v.by_worker.map((w, i) => {
     const all = w.busy + w.idle.reduce((a, b) => a + b, 0);
-    return row([i, data.workers[i].cpu < 0 ? 'not bound' : data.workers[i].cpu, data.workers[i].node, share(w.busy, all), small('var(--busy)', w.busy / all), ...w.idle.map(t => share(t, all))], [4]);
-  }), [4]) + '<p class="hint">Shares of the time shown; idle time by cause.</p>';
+    return row([i, data.workers[i].cpu < 0 ? 'not bound' : data.workers[i].cpu, data.workers[i].node, shareCell(w.busy, all, all), ...w.idle.map(t => share(t, all))]);
+  })) + '<p class="hint">Shares of the time shown; idle time by cause.</p>';
 }
 
 function imbalanceTable(v) {

@@ -54,14 +54,22 @@ function firstAfter(w, t) {
 
 // ---- colours ----
 
-const shades = {}; // of a colour, by busy share: 0..8
+const shades = new Map(); // pixels of a colour, by busy share: 0..8
 function shade(c, busy) {
-  const of = shades[c] || (shades[c] = Array.from({ length: 9 }, (_, i) => mix(colour('--card'), c, i / 8)));
+  let of = shades.get(c);
+  if (!of) {
+    of = Uint32Array.from({ length: 9 }, (_, i) => {
+      const [r, g, b] = mix(colour('--card'), c, i / 8).match(/\d+/g);
+      return (0xff << 24 | b << 16 | g << 8 | r) >>> 0;
+    });
+    shades.set(c, of);
+  }
   return of[busy];
 }
-let palette = [];
+let palette = [], restColour;
 function makePalette() {
-  for (const c in shades) delete shades[c];
+  shades.clear();
+  restColour = colour('--rest');
   if (gantt.colour === 'kind') palette = kindColour.map(colour);
   else if (gantt.colour === 'phase') palette = ['--rest', '--c0', '--c1', '--c4'].map(colour);
   else palette = Array.from({ length: 12 }, (_, i) => colour('--c' + i));
@@ -72,8 +80,8 @@ function colourOf(i) {
   switch (gantt.colour) {
     case 'kind': return palette[task.kind[i]];
     case 'phase': return palette[task.phase[i]];
-    case 'layer': return task.layer[i] < 0 ? colour('--rest') : palette[task.layer[i] % 12];
-    default: return task.cpu[i] < 0 ? colour('--rest') : cpuPalette[Math.min(10, Math.round(10 * task.cpu[i] / Math.max(1, task.duration[i])))];
+    case 'layer': return task.layer[i] < 0 ? restColour : palette[task.layer[i] % 12];
+    default: return task.cpu[i] < 0 ? restColour : cpuPalette[Math.min(10, Math.round(10 * task.cpu[i] / Math.max(1, task.duration[i])))];
   }
 }
 function legendOfColours() {
@@ -90,7 +98,7 @@ function legendOfColours() {
 
 const xOf = t => LEFT + (t - gantt.from) / (gantt.to - gantt.from) * (gantt.width - LEFT - 8);
 const timeOf = x => gantt.from + (x - LEFT) / (gantt.width - LEFT - 8) * (gantt.to - gantt.from);
-const top = () => AXIS + 2 * (STRIP + GAP);
+const top = () => AXIS + 2 * (STRIP + GAP) + 8;
 
 function layout() {
   const c = gantt.canvas, workers = data.workers.length;
@@ -105,6 +113,12 @@ function layout() {
   gantt.g.setTransform(scale, 0, 0, scale, 0, 0);
 }
 
+// Times on the axis: one unit, as many digits as the distance between them needs.
+function axisText(t, step) {
+  const u = [...TIME].reverse().find(x => step * 5 >= x[0]) || TIME[0];
+  return (t / u[0]).toFixed(Math.max(0, Math.ceil(-Math.log10(step / u[0]) - 1e-9))) + '\u202f' + u[1];
+}
+
 // Steps of 1, 2 or 5 times a power of ten, about n of them.
 function ticks(a, b, n) {
   const raw = (b - a) / n, p = 10 ** Math.floor(Math.log10(raw)), step = p * (raw / p > 5 ? 10 : raw / p > 2 ? 5 : raw / p > 1 ? 2 : 1), out = [];
@@ -117,12 +131,13 @@ function drawAxis(g) {
   g.font = '11px system-ui, sans-serif';
   g.textBaseline = 'middle';
   g.textAlign = 'center';
-  for (const t of ticks(gantt.from - zero, gantt.to - zero, Math.max(3, gantt.width / 130))) {
+  const at = ticks(gantt.from - zero, gantt.to - zero, Math.max(3, gantt.width / 130));
+  for (const t of at) {
     const x = Math.round(xOf(t + zero)) + .5;
     g.strokeStyle = colour('--grid');
     g.beginPath(); g.moveTo(x, AXIS); g.lineTo(x, gantt.height); g.stroke();
     g.fillStyle = colour('--soft');
-    if (x > LEFT + 10 && x < gantt.width - 24) g.fillText(t === 0 ? '0' : time(t, 4), x, 8);
+    if (x > LEFT + 10 && x < gantt.width - 24) g.fillText(t === 0 ? '0' : axisText(t, at.length > 1 ? at[1] - at[0] : t), x, 8);
   }
 }
 
@@ -175,7 +190,7 @@ function drawStrips(g) {
   let x = LEFT + 190;
   g.textAlign = 'left';
   data.causes.forEach((c, i) => {
-    if (x + 90 > gantt.width) return;
+    if (gantt.width < 700) return; // it is below then
     g.fillStyle = colour('--i' + i);
     g.fillRect(x, y - 10, 8, 8);
     g.fillStyle = colour('--soft');
@@ -185,7 +200,7 @@ function drawStrips(g) {
 }
 
 function drawTasks(g, w, y, h) {
-  const first = firstAfter(w, gantt.from), right = gantt.width - 8;
+  const first = firstAfter(w, gantt.from), right = Math.round(gantt.width - 8);
   let last = firstAfter(w, gantt.to);
   if (last < firstOf[w + 1] && task.start[order[last]] < gantt.to) last++;
   const pixels = right - LEFT;
@@ -199,22 +214,30 @@ function drawTasks(g, w, y, h) {
     }
     return;
   }
-  // The coarsest level whose bins are no wider than a pixel, or the finest.
+  drawLevel(g, w, y, h, pixels);
+}
+
+/*
+ * A row of pixels, each from the coarsest level whose bins are no wider than it (or the finest): the colour of
+ * the task that has most of the bin, paler the less busy it is.
+ */
+function drawLevel(g, w, y, h, pixels) {
+  if (!gantt.line || gantt.line.width !== pixels) {
+    gantt.scratch = Object.assign(document.createElement('canvas'), { width: pixels, height: 1 });
+    gantt.line = gantt.scratch.getContext('2d').createImageData(pixels, 1);
+    gantt.cells = new Uint32Array(gantt.line.data.buffer);
+  }
   const span = Math.max(1, data.last - data.first), levels = gantt.levels[w], perPixel = (gantt.to - gantt.from) / pixels;
   let level = levels[0];
   for (const l of levels) if (span / l.bins <= perPixel) level = l;
-  const width = span / level.bins, a = Math.max(0, Math.floor((gantt.from - data.first) / width)), b = Math.min(level.bins, Math.ceil((gantt.to - data.first) / width));
-  for (let k = a; k < b;) {
-    const i = level.who[k], busy = level.busy[k] >> 5;
-    let e = k + 1;
-    if (i === N) { k = e; continue; }
-    const c = colourOf(i);
-    while (e < b && level.who[e] !== N && level.busy[e] >> 5 === busy && colourOf(level.who[e]) === c) e++;
-    g.fillStyle = shade(c, Math.min(8, busy + 1));
-    const x = Math.max(LEFT, xOf(data.first + k * width));
-    g.fillRect(x, y, Math.min(right, xOf(data.first + e * width)) - x, h);
-    k = e;
+  const { who, busy, bins } = level, first = (gantt.from - data.first) / span * bins, step = perPixel / span * bins;
+  for (let x = 0; x < pixels; x++) {
+    const k = Math.floor(first + x * step), i = k >= 0 && k < bins ? who[k] : N;
+    gantt.cells[x] = i === N ? 0 : shade(colourOf(i), Math.min(8, (busy[k] >> 5) + 1));
   }
+  gantt.scratch.getContext('2d').putImageData(gantt.line, 0, 0);
+  g.imageSmoothingEnabled = false;
+  g.drawImage(gantt.scratch, 0, 0, pixels, 1, LEFT, y, pixels, h);
 }
 
 function label(g, i, a, b, y, h) {

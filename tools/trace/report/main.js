@@ -9,7 +9,7 @@ function limitText(v) {
   if (b.bandwidth !== null && !b.guessed_rate) bounds.push(['memory', b.bandwidth]);
   const binding = bounds.sort((x, y) => (y[1] || 0) - (x[1] || 0))[0][0];
   const steps = v.first_step === v.last_step ? 1 : 0;
-  let s = `${steps ? 'The step' : 'This window'} took <strong>${time(b.makespan)}</strong>. `;
+  let s = `${steps ? 'The step' : v.first_step ? `Steps ${v.first_step} to ${v.last_step}` : 'The trace'} took <strong>${time(b.makespan)}</strong>. `;
   if (b.efficiency >= .85) s += { area: '<strong>The work itself limits it</strong>: workers are busy nearly all the time. It gets faster by doing less work, by faster kernels, or with more workers',
     path: '<strong>A chain of dependent tasks limits it</strong>: more workers would not help. Its tasks must get shorter or fewer',
     memory: '<strong>Memory bandwidth limits it</strong>: it moves its bytes about as fast as the memory can' }[binding];
@@ -24,9 +24,10 @@ function layerText(v) {
   const kinds = [...v.kinds].sort((a, b) => b.time - a.time).slice(0, 3), sums = v.layers.map(p => p.reduce((a, b) => a + b, 0)), numbered = sums.slice(0, data.layers);
   const most = numbered.indexOf(Math.max(...numbered));
   let s = kinds.map(k => `<strong>${text(kindName(k.kind))}</strong> ${share(k.time, v.all.time)}`).join(', ') + ' of the time in tasks. ';
-  if (most >= 0 && numbered[most]) s += `Layer <strong>${most}</strong> takes most: ${share(numbered[most], v.all.time)} (mean of layers ${share(numbered.reduce((a, b) => a + b, 0) / numbered.filter(t => t).length, v.all.time)}).`;
-  const w = v.experts.worst[0];
-  if (w && w.top.length) s += ` Experts are most uneven in layer <strong>${w.layer}</strong>${v.first_step === v.last_step ? '' : ' of step ' + w.step}, where expert <strong>${w.top[0][0]}</strong> got ${w.top[0][1]} token rows, ${ratio(w.tokens_ratio)} times the mean.`;
+  if (most >= 0 && numbered[most] && numbered.filter(t => t).length > 1) s += `Layer <strong>${most}</strong> takes most: ${share(numbered[most], v.all.time)} (mean of layers ${share(numbered.reduce((a, b) => a + b, 0) / numbered.filter(t => t).length, v.all.time)}).`;
+  const worst = h => h.rows.reduce((a, r) => !a || r.ratio > a.ratio ? r : a, null), tokens = worst(v.experts.tokens), times = worst(v.experts.group_times);
+  if (tokens) s += ` Routing is most uneven in layer <strong>${tokens.layer}</strong>: expert <strong>${tokens.top}</strong> has ${count(tokens.v[tokens.top])} rows, ${ratio(tokens.ratio)} times the mean.`;
+  if (times) s += ` In time: layer ${times.layer}, group ${times.top}, ${ratio(times.ratio)} times.`;
   return s;
 }
 
@@ -35,13 +36,13 @@ function balanceText(v) {
   if (!v.experts.worst.length) return '<span class="soft">No expert tasks in this window.</span>';
   if (gain === null) return '<span class="soft">Not replayed: too few tasks, or some could not be placed.</span>';
   const percent = gain / v.replay.base;
-  return `would gain <span class="big">${time(Math.max(0, gain))}</span> (${share(Math.max(0, gain), v.replay.base)}). ` +
+  return (gain > 0 ? `would gain <span class="big">${time(gain)}</span> of ${time(v.replay.base)} (${share(gain, v.replay.base)}). ` : 'would gain <span class="big">nothing</span>. ') +
     (percent < .01 ? 'Unevenness is hidden: other work fills the gaps.' : 'Unevenness shows: workers wait for the heaviest groups.') +
     ` <span class="soft">From a replay with each layer's expert tasks at their mean (replayed as recorded: ${time(v.replay.base)}, measured ${time(v.replay.recorded)}).</span>`;
 }
 
 function ratesTable() {
-  const r = data.rates, line = (s, x, f) => x[0] === null ? '' : `<span>${s}</span><span></span><span>${f(x[0])}${x[1] === null ? '' : ` <span class="soft">[${f(x[1])}, ${f(x[2])}]</span>`}</span>`;
+  const r = data.rates, line = (s, x, f) => x[0] === null ? '' : `<div><span>${s}</span><span>${f(x[0])}${x[1] === null ? '' : ` <span class="soft">[${f(x[1])}, ${f(x[2])}]</span>`}</span></div>`;
   const html = line('step', r.seconds, s => time(s * 1e9)) + line('tokens/s', r.tokens, v => digits(v)) + line('trained tokens/s', r.trained, v => digits(v)) + line('GFLOP/s', r.gflops, v => digits(v)) + line('GB/s', r.gbps, v => digits(v));
   return html ? `<div class="rows">${html}</div><p class="hint">Median of ${r.steps} steady steps, 95 % interval.</p>` : '<p class="soft">No steps in this trace.</p>';
 }
@@ -52,7 +53,7 @@ function showFacts(i) {
   if (i === NONE) { $('facts').innerHTML = ''; return; }
   const known = (v, f) => v < 0 ? 'n/a' : f(v), dl = [['id', task.id[i]], ['kind', text(kindName(task.kind[i]))], ['phase', text(data.phases[task.phase[i]])], ['step', known(task.step[i], count)], ['micro-batch', known(task.micro[i], count)],
     ['layer', known(task.layer[i], count)], ['group', known(task.group[i], count)], ['slice', known(task.slice[i], count)], ['part', known(task.part[i], count)], ['worker', task.worker[i]],
-    ['start', time(task.start[i] - view.begin, 5)], ['duration', time(task.duration[i])], ['waited, ready to start', known(task.waited[i], v => time(v))], ['had its core', known(task.cpu[i], v => share(v, task.duration[i]))],
+    ['start', time(task.start[i] - view.begin, 5)], ['duration', time(task.duration[i])], ['waited, ready to start', known(task.waited[i], v => time(v))], ['had its core', known(task.cpu[i], v => share(Math.min(v, task.duration[i]), task.duration[i]))],
     ['rows', known(task.rows[i], count)], ['GFLOP/s', known(task.flops[i], v => digits(v / Math.max(1, task.duration[i])))], ['memory traffic', known(task.bytes[i], v => bytes(v))], ['GB/s', known(task.bytes[i], v => digits(v / Math.max(1, task.duration[i])))]];
   const before = predsOf(i).sort((a, b) => stopOf(b) - stopOf(a)), after = succsOf(i), on = view.realised.task.indexOf(i);
   const button = k => `<button class="link" data-task="${k}">${text(name(k))}</button>`;
@@ -105,8 +106,8 @@ function selectView(n) {
 function repaint() {
   makePalette();
   cpuPalette = Array.from({ length: 11 }, (_, i) => HEX(mix(colour('--i1'), colour('--busy'), i / 10)));
-  $('legend').innerHTML = legendOfColours();
   layout();
+  $('legend').innerHTML = legendOfColours() + (gantt.width < 700 ? legend(data.causes.map((c, i) => [causeColour(i), 'idle: ' + c])) : '');
   redraw();
 }
 
@@ -150,6 +151,15 @@ function start() {
   const go = e => { const t = e.target.closest('[data-task]'); if (t) { pick(+t.dataset.task, true); gantt.canvas.scrollIntoView({ block: 'nearest' }); } };
   document.addEventListener('click', go);
   document.addEventListener('keydown', e => { if (e.key === 'Enter' && e.target.matches('tr[data-task]')) go(e); });
+  const hash = () => { // #view=N, #task=ID, #time=a:b (ms of the view)
+    const to = new URLSearchParams(location.hash.slice(1)), i = to.has('task') ? task.id.indexOf(+to.get('task')) : NONE;
+    if (to.has('view') && data.views[to.get('view')]) selectView(+to.get('view'));
+    if (i !== NONE) pick(i, true);
+    const [a, b] = (to.get('time') || '').split(':').map(parseFloat);
+    if (a < b) show(view.begin + a * 1e6, view.begin + b * 1e6);
+  };
+  window.addEventListener('hashchange', hash);
+  hash();
   let width = window.innerWidth;
   window.addEventListener('resize', () => { if (window.innerWidth !== width) { width = window.innerWidth; repaint(); drawView(); } });
 }

@@ -262,7 +262,10 @@ static void put_worst(const struct trace_experts *x, struct trace_json *j)
 	trace_json_end(j, ']');
 }
 
-/* sums[layer][column], only layers that have any; columns: experts, or groups. */
+/*
+ * sums[layer][column], only layers that have any; columns: experts, or groups. ratio: the highest
+ * over the mean of a layer, of the sums over the window.
+ */
 static void put_heat(struct trace_json *j, const char *name, const int64_t *sum, int layers,
 		     int columns)
 {
@@ -272,13 +275,18 @@ static void put_heat(struct trace_json *j, const char *name, const int64_t *sum,
 	for (int l = 0; l < layers; l++) {
 		const int64_t *row = sum + (size_t)l * (size_t)columns;
 		int64_t all = 0;
+		int top = 0;
 
-		for (int c = 0; c < columns; c++)
-			all |= row[c];
-		if (!all)
+		for (int c = 0; c < columns; c++) {
+			all += row[c];
+			top = row[c] > row[top] ? c : top;
+		}
+		if (all <= 0)
 			continue;
 		trace_json_object(j, NULL);
 		trace_json_integer(j, "layer", l);
+		trace_json_integer(j, "top", top);
+		trace_json_number(j, "ratio", (double)row[top] * columns / (double)all);
 		integers(j, "v", row, (size_t)columns);
 		trace_json_end(j, '}');
 	}
@@ -305,8 +313,10 @@ static int put_tokens(const struct trace_view *v, struct trace_json *j)
 	for (uint32_t i = 0; i < t->n_routing; i++) {
 		const struct trace_routing *r = t->routing + i;
 
-		if (r->time < w->begin || r->time >= w->end || r->layer < 0 ||
-		    r->layer >= t->n_layers)
+		bool inside = w->first_step ? r->step >= w->first_step && r->step <= w->last_step
+					    : r->time >= w->begin && r->time < w->end;
+
+		if (!inside || r->layer < 0 || r->layer >= t->n_layers)
 			continue;
 		for (int e = 0; e < r->experts && e < columns; e++)
 			sum[(size_t)r->layer * (size_t)columns + (size_t)e] +=

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The experts of one layer behind include/moesaic.h. Private to api/. */
+#ifndef MOE_API_EXPERTS_H
+#define MOE_API_EXPERTS_H
+
+#include "api/pass.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define MOE_BOUND_LORA MOE_LORA_ARRAYS
+#define MOE_BOUND (MOE_LORA_ARRAYS + MOE_EXPERT_MATRICES)
+
+/*
+ * What the passes of layers of one shape share: scratch, streams, their order, copies of weights for the
+ * backward. lock is held while a pass is submitted, so that all layers see one order, and while it grows.
+ */
+struct moe_space {
+	struct moe_space *next;
+	struct moe_space_key {
+		struct moe_engine *engine;
+		int E, k, H, I, r, P, G, slices_i, slices_h, ring;
+		enum moe_dtype dtype;
+		bool recompute;
+	} key;
+	pthread_mutex_t lock;
+	struct moe_expert_layer *layers; /* attached */
+	int n_layers, numbers;		 /* numbers: given so far */
+	int capacity;			 /* tokens; -1: no buffers */
+	int64_t generation;		 /* changes with the buffers */
+	struct moe_experts_scratch scratch;
+	struct moe_slot_tensors slot;
+	struct moe_stream out, grad_out[2], grad_x;
+	struct moe_backward_ring ring;
+	struct moe_ring_owner {
+		const struct moe_expert_layer *layer; /* whose copies of all experts these are; NULL: nobody's */
+		int64_t version;
+	} *owner; /* [ring.n] */
+};
+
+/* A forward and its backward. Idle: all its tasks have run. */
+struct moe_experts_pass {
+	struct moe_ticket *ticket;
+	struct moe_experts_state state;
+	struct moe_stream x;
+	struct moe_tensor *plan;
+	int capacity, T, ring;
+	int64_t generation; /* of the space's buffers that state points to */
+	int64_t used;	    /* order of forwards */
+	int64_t values;	    /* of the layer, when it ran forward */
+	bool kept;
+};
+
+struct moe_expert_layer {
+	struct moe_engine *engine;
+	struct moe_experts_params params;
+	atomic_flag busy;
+	struct moe_experts layer;
+	struct moe_cut cut;
+	struct moe_backward_choice backward;
+	char backward_text[32];
+	struct moe_layer_tensors tensors;
+	struct moe_ticket *ticket; /* of what is no pass: updates, copies */
+	struct moe_space *space;
+	struct moe_expert_layer *next; /* attached to the same space */
+	int number;		       /* in it */
+	struct moe_experts_pass *pass; /* [n_passes] */
+	int n_passes, kept;
+	int64_t forwards, steps;
+	int64_t version, values; /* of the base weights; of all that a pass computes with */
+	int64_t *map;			  /* NULL: the same */
+	enum moe_dropout_mode dropout;
+	int64_t dropout_step, dropout_position; /* step < 0: steps */
+	bool loaded, lora_ready;
+	/* gradient window */
+	struct moe_gradient *bound[MOE_BOUND]; /* the caller's; NULL: not bound */
+	struct moe_array buffer[MOE_BOUND];    /* as they were bound */
+	const void **source;		       /* [3 E] rows of the bound base params */
+	bool open;			       /* gradients hold published sums */
+	float window_scale;		       /* gradients are this times what the arrays hold */
+	struct moe_pending {
+		struct moe_experts_pass *pass; /* NULL: none */
+		bool accumulate, taken; /* taken: an update has used the gradients */
+	} pending;
+	/* checkpoint */
+	enum moe_checkpoint checkpoint;
+	float *checkpoint_out;
+	int checkpoint_T, checkpoint_capacity;
+	char checkpoint_error[256];
+};
+
+/* experts.c */
+enum moe_status moe_experts_enter(struct moe_expert_layer *l);
+void moe_experts_leave(struct moe_expert_layer *l);
+struct moe_context moe_experts_context(struct moe_expert_layer *l, struct moe_ticket *ticket,
+				       enum moe_phase phase, int priority);
+/* Waits for everything, even while the engine is held. */
+void moe_experts_drain(struct moe_expert_layer *l);
+/* Shape of an array; 0 dimensions if this object has none. Names: "gate_proj", ... */
+int moe_experts_shape(const struct moe_expert_layer *l, enum moe_block_array which, int64_t *shape);
+const char *moe_experts_array_name(enum moe_block_array which);
+
+/* experts_space.c */
+enum moe_status moe_space_attach(struct moe_expert_layer *l);
+void moe_space_detach(struct moe_expert_layer *l);
+/* Under its lock: buffers for T tokens; waits for all its layers where they must grow. */
+enum moe_status moe_space_reserve(struct moe_space *s, const struct moe_expert_layer *l, int T);
+void moe_space_release(struct moe_space *s);
+
+/* experts_window.c */
+enum moe_status moe_window_state(struct moe_expert_layer *l, enum moe_window *out);
+/* Ends the pending backward: published, or an error and closed. */
+enum moe_status moe_window_publish(struct moe_expert_layer *l);
+void moe_window_close(struct moe_expert_layer *l);
+/* The caller's arrays as tasks see them. */
+enum moe_status moe_window_submit_exchange(const struct moe_context *c, struct moe_expert_layer *l,
+					   enum moe_exchange what, bool lora, bool base);
+
+#endif

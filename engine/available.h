@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MOE_ENGINE_AVAILABLE_H
+#define MOE_ENGINE_AVAILABLE_H
+
+#include "engine/base.h"
+
+/*
+ * Bytes that this process may still take: what /proc/meminfo calls available, and no more than its
+ * control group and those around it leave (page cache that can be dropped counts as free).
+ * root: "" or, for tests, a folder with proc/ and sys/ in it. SIZE_MAX: unknown.
+ */
+size_t moe_memory_available(const char *root);
+
+#endif

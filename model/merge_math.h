@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* W + scaling B A of one tensor, a block of rows at a time. Private to model/merge*.c. */
+#ifndef MOE_MODEL_MERGE_MATH_H
+#define MOE_MODEL_MERGE_MATH_H
+
+#include "model/adapters/adapter.h"
+#include "model/readers/safetensors.h"
+
+/* What a tensor gets; entry NULL: nothing. */
+struct moe_merge_job {
+	const struct moe_adapter *adapter;
+	const struct moe_adapter_entry *entry;
+	enum moe_role role; /* of the tensor: a matrix, an expert's, or all experts' fused */
+	int expert;
+};
+void moe_merge_job_set(struct moe_merge_job *job, const struct moe_adapter *adapter,
+		       const struct moe_adapter_entry *entry, enum moe_role role, int expert);
+
+/* Rows of the tensor, one matrix after the other; moe_free it. */
+struct moe_merge_block {
+	const struct moe_merge_job *job;
+	const struct moe_st_tensor *tensor;
+	int64_t pieces, rows, cols; /* the tensor is pieces matrices [rows, cols] */
+	int64_t piece, row;	    /* of the next block */
+	int64_t lines;		    /* most of a block */
+	float *wide, *delta;
+	const void *from; /* in the base */
+	void *out;	  /* merged, as many bytes */
+	size_t bytes;
+};
+/* NULL: no memory. */
+struct moe_merge_block *moe_merge_block_new(const struct moe_merge_job *job,
+					    const struct moe_st_tensor *tensor);
+/* false: all rows were given. */
+bool moe_merge_block_next(struct moe_merge_block *b);
+
+#endif

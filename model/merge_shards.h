@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The safetensors files of a merge. Private to model/merge*.c. */
+#ifndef MOE_MODEL_MERGE_SHARDS_H
+#define MOE_MODEL_MERGE_SHARDS_H
+
+#include "model/adapters/adapter.h"
+#include "model/readers/safetensors.h"
+
+#define MOE_INDEX_NAME "model.safetensors.index.json"
+
+struct moe_merge_job;
+struct moe_merge_part;
+
+struct moe_merge_shards {
+	struct moe_arch *arch; /* all three owned */
+	struct moe_adapter *adapter;
+	struct moe_safetensors *base;
+	struct moe_merge_job *job;	     /* [tensors of base] what is added to each */
+	const struct moe_st_tensor **tensor; /* all of them, by file and place */
+	struct moe_merge_part *part;	     /* [n_shards] */
+	int n_shards;
+	bool split;	     /* shards have other names than the base's */
+	int64_t merged;	     /* tensors with something to add */
+	int64_t done, total; /* bytes */
+	moe_work_fn progress;
+	void *user;
+};
+
+/* Finds the tensors and cuts shards; adds their bytes to total. */
+enum moe_status moe_merge_plan(struct moe_merge_shards *m, int64_t max_shard_bytes);
+/* Writes all shards into dir, and an index where they are split. */
+enum moe_status moe_merge_write_shards(struct moe_merge_shards *m, const char *dir);
+/* More bytes are written; MOE_ERR_INTERRUPTED when progress asks for it. */
+enum moe_status moe_merge_advance(struct moe_merge_shards *m, const char *what, int64_t bytes);
+void moe_merge_shards_free(struct moe_merge_shards *m);
+
+#endif

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Linked into a copy of the command (--wrap, see CMakeLists.txt): FAULT=KIND:N makes the N-th call
+ *of that kind fail, from 1. The file that FAULT_REPORT names then exists. Only calls of our own
+ *objects are counted.
+ *
+ *	alloc	an allocation of the library
+ *	write	a write, or a flush of a stream: no space left
+ *	half	a write that takes only half; the next ones go on: not an error
+ *	short	a read that brings only half; the next ones go on: not an error
+ *	read	a read: input/output error
+ *	open	opening for writing or making a folder: read-only file system
+ *	sync	fsync, rename: input/output error
+ */
+#include "engine/base.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+static const char *kind = "";
+static long at;
+static atomic_long calls;
+
+ssize_t __real_write(int fd, const void *data, size_t n);
+ssize_t __real_read(int fd, void *data, size_t n);
+ssize_t __real_pread(int fd, void *data, size_t n, off_t offset);
+size_t __real_fread(void *data, size_t size, size_t n, FILE *f);
+int __real_open(const char *path, int flags, ...);
+FILE *__real_fopen(const char *path, const char *mode);
+int __real_mkdir(const char *path, mode_t mode);
+int __real_fflush(FILE *f);
+int __real_fclose(FILE *f);
+int __real_fsync(int fd);
+int __real_rename(const char *from, const char *to);
+
+ssize_t __wrap_write(int fd, const void *data, size_t n);
+ssize_t __wrap_read(int fd, void *data, size_t n);
+ssize_t __wrap_pread(int fd, void *data, size_t n, off_t offset);
+size_t __wrap_fread(void *data, size_t size, size_t n, FILE *f);
+int __wrap_open(const char *path, int flags, ...);
+FILE *__wrap_fopen(const char *path, const char *mode);
+int __wrap_mkdir(const char *path, mode_t mode);
+int __wrap_fflush(FILE *f);
+int __wrap_fclose(FILE *f);
+int __wrap_fsync(int fd);
+int __wrap_rename(const char *from, const char *to);
+
+static void report(void)
+{
+	const char *path = getenv("FAULT_REPORT");
+	int fd = path ? __real_open(path, O_WRONLY | O_CREAT, 0600) : -1;
+
+	if (fd >= 0)
+		close(fd);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+	static char text[32];
+	const char *fault = getenv("FAULT");
+	char *colon;
+
+	if (!fault)
+		return;
+	snprintf(text, sizeof text, "%s", fault);
+	colon = strchr(text, ':');
+	if (!colon)
+		abort();
+	*colon = 0;
+	kind = text;
+	at = strtol(colon + 1, NULL, 10);
+	unsetenv("FAULT"); /* not for children */
+	if (!strcmp(kind, "alloc"))
+		moe_alloc_fail_after(at - 1);
+}
+
+/* The turn of this call has come; error: what errno says then. */
+static bool fails(const char *what, int error)
+{
+	if (strcmp(kind, what) || atomic_fetch_add(&calls, 1) + 1 != at)
+		return false;
+	report();
+	if (error)
+		errno = error;
+	return true;
+}
+
+static bool is_terminal(int fd)
+{
+	return fd <= 2; /* the report of a run is not under test here */
+}
+
+ssize_t __wrap_write(int fd, const void *data, size_t n)
+{
+	if (!is_terminal(fd) && fails("write", ENOSPC))
+		return -1;
+	if (!is_terminal(fd) && n > 1 && fails("half", 0))
+		n /= 2;
+	return __real_write(fd, data, n);
+}
+
+ssize_t __wrap_read(int fd, void *data, size_t n)
+{
+	if (fails("read", EIO))
+		return -1;
+	if (n > 1 && fails("short", 0))
+		n /= 2;
+	return __real_read(fd, data, n);
+}
+
+ssize_t __wrap_pread(int fd, void *data, size_t n, off_t offset)
+{
+	if (fails("read", EIO))
+		return -1;
+	if (n > 1 && fails("short", 0))
+		n /= 2;
+	return __real_pread(fd, data, n, offset);
+}
+
+size_t __wrap_fread(void *data, size_t size, size_t n, FILE *f)
+{
+	if (fails("read", EIO))
+		return 0;
+	return __real_fread(data, size, n, f);
+}
+
+int __wrap_open(const char *path, int flags, ...)
+{
+	mode_t mode = 0;
+	va_list ap;
+
+	va_start(ap, flags);
+	if (flags & O_CREAT)
+		mode = va_arg(ap, mode_t);
+	va_end(ap);
+	if ((flags & O_ACCMODE) != O_RDONLY && fails("open", EROFS))
+		return -1;
+	return __real_open(path, flags, mode);
+}
+
+FILE *__wrap_fopen(const char *path, const char *mode)
+{
+	if (*mode != 'r' && fails("open", EROFS))
+		return NULL;
+	return __real_fopen(path, mode);
+}
+
+int __wrap_mkdir(const char *path, mode_t mode)
+{
+	return fails("open", EROFS) ? -1 : __real_mkdir(path, mode);
+}
+
+int __wrap_fflush(FILE *f)
+{
+	if (f && !is_terminal(fileno(f)) && fails("write", ENOSPC))
+		return EOF;
+	return __real_fflush(f);
+}
+
+int __wrap_fclose(FILE *f)
+{
+	bool fail = f && (fcntl(fileno(f), F_GETFL) & O_ACCMODE) != O_RDONLY &&
+		    !is_terminal(fileno(f)) && fails("write", ENOSPC);
+	int rc = __real_fclose(f);
+
+	if (fail)
+		errno = ENOSPC;
+	return fail ? EOF : rc;
+}
+
+int __wrap_fsync(int fd)
+{
+	return fails("sync", EIO) ? -1 : __real_fsync(fd);
+}
+
+int __wrap_rename(const char *from, const char *to)
+{
+	return fails("sync", EIO) ? -1 : __real_rename(from, to);
+}

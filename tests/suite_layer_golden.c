@@ -1,0 +1,374 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The block fixtures through the experts of one layer: routing as the file gives it. In every activation policy,
+ * by sync and async calls, one part and three, LoRA alone and with base weights (hybrid). Not comparable here:
+ * grad_x of files with a router (its path is in it), files with shared experts, ties, PEFT's fused layout.
+ */
+#include "tests/layer_check.h"
+
+#include "model/json.h"
+#include "model/readers/safetensors.h"
+
+#include <dirent.h>
+#include <limits.h>
+#include <math.h>
+
+const char moe_suite_name[] = "layer_golden";
+
+struct file {
+	struct moe_safetensors *st;
+	struct block_data d; /* c; weights, x, grad_out, ids, routing weights as f32 */
+	double alpha, lr, beta1, beta2, eps, decay;
+	bool routed, train;
+	const char *name;
+};
+
+static const char *const names[BLOCK_WEIGHTS] = {
+	[MOE_BLOCK_GATE_PROJ] = "gate_proj",	 [MOE_BLOCK_UP_PROJ] = "up_proj",
+	[MOE_BLOCK_DOWN_PROJ] = "down_proj",	 [MOE_BLOCK_GATE_LORA_A] = "gate_lora_a",
+	[MOE_BLOCK_UP_LORA_A] = "up_lora_a",	 [MOE_BLOCK_DOWN_LORA_A] = "down_lora_a",
+	[MOE_BLOCK_GATE_LORA_B] = "gate_lora_b", [MOE_BLOCK_UP_LORA_B] = "up_lora_b",
+	[MOE_BLOCK_DOWN_LORA_B] = "down_lora_b"
+};
+
+static double *doubles(const struct moe_safetensors *st, const char *name)
+{
+	const struct moe_st_tensor *t = moe_safetensors_find(st, name);
+	int64_t n = t ? moe_shape_count(t->ndim, t->shape) : 0;
+	double *d = t ? malloc((size_t)(n + 1) * sizeof *d) : NULL;
+
+	for (int64_t i = 0; i < n; i++) {
+		const char *p = (const char *)t->data + (size_t)i * moe_dtype_size(t->dtype);
+		int32_t whole;
+		float f;
+
+		if (t->dtype == MOE_F64)
+			memcpy(&d[i], p, sizeof d[i]);
+		else if (t->dtype == MOE_I32) {
+			memcpy(&whole, p, sizeof whole);
+			d[i] = whole;
+		} else {
+			moe_to_f32(&f, p, t->dtype, 1);
+			d[i] = f;
+		}
+	}
+	return d;
+}
+
+static float *floats(const struct moe_safetensors *st, const char *name, int64_t n)
+{
+	double *d = doubles(st, name);
+	float *f = calloc((size_t)n + 1, sizeof *f);
+
+	CHECK(d != NULL);
+	for (int64_t i = 0; d && i < n; i++)
+		f[i] = (float)d[i];
+	free(d);
+	return f;
+}
+
+/* false: not a file for this suite */
+static bool read_config(struct file *f)
+{
+	const char *text = moe_safetensors_metadata(f->st, "config"), *kind = "";
+	struct block_case *c = &f->d.c;
+	int64_t E = 0, k = 0, H = 0, I = 0, T = 0, r = 0, shared = 0;
+	double limit = 0;
+	bool experts_only = false, full_ft = false, tie;
+	const cJSON *adamw;
+	cJSON *j = NULL;
+
+	if (!text || moe_json_parse(text, strlen(text), "config", &j) != MOE_OK)
+		return false;
+	moe_json_opt_text(j, "kind", &kind);
+	tie = moe_json_get(j, "tie") && !cJSON_IsFalse(moe_json_get(j, "tie"));
+	/* what the block of this build has as well: y = sum of weight times expert(x) */
+	if ((strcmp(kind, "qwen3_moe") && strcmp(kind, "mixtral") && strcmp(kind, "olmoe") &&
+	     strcmp(kind, "deepseek_v2") && strcmp(kind, "deepseek_v3") && strcmp(kind, "minimax_m2")) || tie) {
+		cJSON_Delete(j);
+		return false;
+	}
+	moe_json_opt_int(j, "E", 0, 1 << 20, &E), moe_json_opt_int(j, "k", 0, 1 << 20, &k);
+	moe_json_opt_int(j, "H", 0, 1 << 20, &H), moe_json_opt_int(j, "I", 0, 1 << 20, &I);
+	moe_json_opt_int(j, "T", 0, 1 << 20, &T), moe_json_opt_int(j, "r", 0, 1 << 20, &r);
+	moe_json_opt_int(j, "shared_I", 0, 1 << 20, &shared);
+	moe_json_opt_real(j, "alpha", &f->alpha);
+	moe_json_opt_real(j, "swiglu_limit", &limit);
+	moe_json_opt_bool(j, "experts_only", &experts_only);
+	moe_json_opt_bool(j, "full_ft", &full_ft);
+	adamw = moe_json_get(j, "adamw");
+	f->train = adamw && !full_ft; /* there the router moves */
+	if (adamw) {
+		moe_json_opt_real(adamw, "lr", &f->lr), moe_json_opt_real(adamw, "eps", &f->eps);
+		moe_json_opt_real(adamw, "beta1", &f->beta1), moe_json_opt_real(adamw, "beta2", &f->beta2);
+		moe_json_opt_real(adamw, "weight_decay", &f->decay);
+	}
+	cJSON_Delete(j);
+	*c = (struct block_case){ .E = (int)E, .k = (int)k, .H = (int)H, .I = (int)I, .T = (int)T, .r = (int)r };
+	f->routed = !experts_only;
+	return !limit && !moe_safetensors_find(f->st, "shared_gate_proj") &&
+	       moe_safetensors_find(f->st, "gate_proj") && moe_safetensors_find(f->st, "out");
+}
+
+static bool file_open(struct file *f, const char *path)
+{
+	struct block_data *d = &f->d;
+	double *ids;
+	int64_t n, s[3];
+
+	memset(f, 0, sizeof *f);
+	f->name = strrchr(path, '/') + 1;
+	if (!CHECK_OK(moe_safetensors_open(path, &f->st)) || !read_config(f)) {
+		moe_safetensors_close(f->st);
+		return false;
+	}
+	n = (int64_t)d->c.T * d->c.H;
+	d->c.base_grads = moe_safetensors_find(f->st, "grad_gate_proj") != NULL;
+	for (int i = 0; i < BLOCK_WEIGHTS; i++)
+		if (block_shape(&d->c, (enum moe_block_array)i, s)) {
+			d->n[i] = moe_shape_count(3, s);
+			d->w[i] = floats(f->st, names[i], d->n[i]);
+		}
+	d->x = floats(f->st, "x", n);
+	d->grad_out = floats(f->st, "grad_out", n);
+	d->weights = floats(f->st, "topk_weights", (int64_t)d->c.T * d->c.k);
+	d->ids = calloc((size_t)(d->c.T * d->c.k) + 1, sizeof *d->ids);
+	ids = doubles(f->st, "topk_ids");
+	for (int i = 0; ids && i < d->c.T * d->c.k; i++)
+		d->ids[i] = (int32_t)ids[i];
+	free(ids);
+	d->out = calloc((size_t)n + 1, sizeof(float));
+	d->grad_x = calloc((size_t)n + 1, sizeof(float));
+	d->grad_weights = calloc((size_t)(d->c.T * d->c.k) + 1, sizeof(float));
+	return true;
+}
+
+static void file_close(struct file *f)
+{
+	moe_safetensors_close(f->st);
+	block_data_free(&f->d);
+}
+
+struct way {
+	enum moe_activations activations;
+	bool async;
+};
+
+static bool forward(struct moe_expert_layer *l, struct file *f, struct way w, bool save)
+{
+	struct layer_call a = layer_call(&f->d, f->d.c.T);
+	bool good = CHECK_OK((w.async ? moe_experts_forward_async : moe_experts_forward)(
+		l, &a.x, &a.ids, &a.weights, save, &a.out));
+
+	return good && (!w.async || CHECK_OK(moe_experts_wait(l)));
+}
+
+static bool backward(struct moe_expert_layer *l, struct file *f, struct way w)
+{
+	struct layer_call a = layer_call(&f->d, f->d.c.T);
+	bool good = CHECK_OK((w.async ? moe_experts_backward_async : moe_experts_backward)(
+		l, &a.grad_out, 1, &a.grad_x, &a.grad_weights));
+
+	return good && (!w.async || CHECK_OK(moe_experts_wait(l)));
+}
+
+/* got against a key of the file; 0 where both are */
+static void compare(const struct file *f, const char *key, const double *got, int64_t n, double bound)
+{
+	double *want = doubles(f->st, key), error;
+
+	if (!want)
+		return;
+	error = relative_error(got, want, n);
+	if (!CHECK(error <= bound || (error < 1e-6 && bound > 0)))
+		printf("  %s, %s: %.2e, %.2e allowed\n", f->name, key, error, bound);
+	free(want);
+}
+
+static void compare_floats(const struct file *f, const char *key, const float *got, int64_t n, double bound)
+{
+	double *g = malloc((size_t)(n + 1) * sizeof *g);
+
+	for (int64_t i = 0; i < n; i++)
+		g[i] = got[i];
+	compare(f, key, g, n, bound);
+	free(g);
+}
+
+static struct moe_expert_layer *make(struct moe_engine *e, struct file *f, struct way w, bool lora,
+				     bool train_base)
+{
+	struct moe_experts_params p = layer_params(&f->d.c);
+	struct moe_expert_layer *l = NULL;
+
+	p.lora_rank = lora ? f->d.c.r : 0;
+	p.lora_alpha = (float)f->alpha;
+	p.train_base = train_base;
+	p.activations = w.activations;
+	if (CHECK_OK(moe_experts_create(e, &p, &l)) && CHECK_OK(layer_load(l, &f->d, NULL, 0)) && lora &&
+	    f->d.c.r)
+		layer_set_lora(l, &f->d);
+	return l;
+}
+
+static void check_gradients(struct moe_engine *e, struct file *f, struct way w)
+{
+	const struct table_tolerance *t = table_tolerance();
+	const struct block_case *c = &f->d.c;
+	struct moe_expert_layer *l = make(e, f, w, true, c->base_grads);
+	int64_t n = (int64_t)c->T * c->H;
+	char key[64];
+
+	if (l && forward(l, f, w, true)) {
+		compare_floats(f, "out", f->d.out, n, t->out);
+		backward(l, f, w);
+		if (!f->routed)
+			compare_floats(f, "grad_x", f->d.grad_x, n, t->grad_x);
+		compare_floats(f, "grad_topk_weights", f->d.grad_weights, (int64_t)c->T * c->k,
+			       t->grad_weights);
+		for (int i = 0; i < BLOCK_WEIGHTS; i++) {
+			double *g;
+
+			if (!f->d.w[i] || (i <= MOE_BLOCK_DOWN_PROJ && !c->base_grads))
+				continue;
+			g = layer_get(l, c, (enum moe_block_array)i, true);
+			snprintf(key, sizeof key, "grad_%s", names[i]);
+			compare(f, key, g, f->d.n[i], t->grad);
+			free(g);
+		}
+	}
+	moe_experts_destroy(l);
+}
+
+/* ||p5 - ref5|| / ||ref5 - p0|| */
+static void check_parameters(const struct file *f, struct moe_expert_layer *l)
+{
+	for (int i = 0; i < LAYER_LORA; i++) {
+		enum moe_block_array which = layer_lora[i];
+		double *got = layer_get(l, &f->d.c, which, false), *want, diff = 0, way = 0;
+		char key[64];
+
+		snprintf(key, sizeof key, "step5.%s", names[which]);
+		want = doubles(f->st, key);
+		for (int64_t j = 0; want && j < f->d.n[which]; j++) {
+			diff += pow(got[j] - want[j], 2);
+			way += pow(want[j] - f->d.w[which][j], 2);
+		}
+		if (!CHECK(sqrt(diff) <= (table_is_packed() ? .05 : 1e-4) * sqrt(way)))
+			printf("  %s, %s: %.2e of its way\n", f->name, key, sqrt(diff / way));
+		free(got), free(want);
+	}
+}
+
+/* The router is frozen, so its choice and weights are the file's throughout. */
+static void check_training(struct moe_engine *e, struct file *f, struct way w)
+{
+	const struct block_case *c = &f->d.c;
+	struct moe_adamw_params p = { .struct_size = sizeof p, .learning_rate = f->lr, .beta1 = f->beta1,
+				      .beta2 = f->beta2, .eps = f->eps, .weight_decay = f->decay };
+	int64_t n = (int64_t)c->T * c->H;
+	double losses[6] = { 0 }, *target = doubles(f->st, "target");
+	struct moe_expert_layer *l = make(e, f, w, true, false);
+
+	for (int step = 0; target && l && step < 6; step++) {
+		forward(l, f, w, step < 5);
+		for (int64_t i = 0; i < n; i++) {
+			double diff = f->d.out[i] - target[i];
+
+			losses[step] += diff * diff / (double)n;
+			f->d.grad_out[i] = (float)(2 * diff / (double)n);
+		}
+		if (step == 5)
+			break;
+		backward(l, f, w);
+		CHECK_OK(moe_experts_update(l, &p));
+	}
+	compare(f, "train_losses", losses, 6, (c->T == 1 ? 2 : 1) * (table_is_packed() ? 1e-3 : 1e-5));
+	check_parameters(f, l);
+	moe_experts_destroy(l);
+	free(target);
+}
+
+static void check_file(struct moe_engine *e, const char *path, struct way w, int *ran)
+{
+	struct moe_expert_layer *l;
+	struct file f;
+
+	if (!file_open(&f, path))
+		return;
+	l = make(e, &f, w, false, false);
+	if (l && forward(l, &f, w, false))
+		compare_floats(&f, "out_nolora", f.d.out, (int64_t)f.d.c.T * f.d.c.H, table_tolerance()->out);
+	moe_experts_destroy(l);
+	check_gradients(e, &f, w);
+	if (f.train && moe_safetensors_find(f.st, "train_losses"))
+		check_training(e, &f, w);
+	file_close(&f);
+	++*ran;
+}
+
+static int run_folder(struct moe_engine *e, const char *folder, struct way w)
+{
+	DIR *dir = opendir(folder);
+	struct dirent *entry;
+	int ran = 0;
+
+	while (dir && (entry = readdir(dir))) {
+		char path[PATH_MAX];
+
+		if (!strstr(entry->d_name, ".safetensors") || !strncmp(entry->d_name, "quant_", 6) ||
+		    !strncmp(entry->d_name, "model_", 6) || !strncmp(entry->d_name, "peft_", 5))
+			continue;
+		snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+		check_file(e, path, w, &ran);
+	}
+	if (dir)
+		closedir(dir);
+	return ran;
+}
+
+static void ways(int parts)
+{
+	const char *shared = moe_test_shared("oracle/golden");
+	struct moe_engine *e = layer_engine(2, parts);
+
+	for (int i = 0; i < 4; i++) {
+		struct way w = { i & 1 ? MOE_ACTIVATIONS_RECOMPUTE : MOE_ACTIVATIONS_RETAIN, i > 1 };
+
+		if (!table_takes((size_t)i + (parts > 1 ? 1 : 0), 4))
+			continue;
+
+		CHECK(run_folder(e, moe_test_path("tests/fixtures/golden"), w) >= 8);
+		if (shared)
+			CHECK(run_folder(e, shared, w) >= 12);
+		else
+			moe_test_skip("the larger fixtures of ../shared/oracle/golden are not here");
+	}
+	CHECK_OK(moe_engine_close(e));
+}
+
+static void one(void)
+{
+	ways(1);
+}
+
+static void three(void)
+{
+	ways(3);
+}
+
+static void one_part(void)
+{
+	each_table(one);
+}
+
+static void three_parts(void)
+{
+	each_table(three);
+}
+
+const struct moe_test moe_suite_tests[] = {
+	{ "every policy and form of call, one part", one_part },
+	{ "every policy and form of call, three parts", three_parts },
+	{ NULL, NULL },
+};

@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What `moesaic trace check` says about a file, for suites that record one. */
+#ifndef MOE_TESTS_TRACE_GOOD_H
+#define MOE_TESTS_TRACE_GOOD_H
+
+#include <stdbool.h>
+
+/* Prints the findings. partial: the trace may be cut off and tasks be lost. */
+bool trace_is_good(const char *path, bool partial);
+
+#endif

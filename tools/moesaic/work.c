@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/moesaic/work.h"
+#include "tools/moesaic/progress.h"
+
+#include <time.h>
+#include <unistd.h>
+
+static double now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+void work_begin(struct work *w, const struct settings *s, const char *doing)
+{
+	*w = (struct work){ .doing = doing,
+			    .terminal = isatty(STDERR_FILENO) && !settings_on(s, "quiet"),
+			    .start = now() };
+	interrupt_remember();
+	interrupt_watch();
+}
+
+int work_progress(const char *what, int64_t done, int64_t total, void *user)
+{
+	struct work *w = user;
+	double t = now(), rate = (double)done / (t - w->start > 1e-3 ? t - w->start : 1e-3);
+	long left = rate > 0 ? (long)((double)(total - done) / rate + .5) : 0;
+
+	(void)what;
+	if (w->terminal && (t - w->last >= .1 || done == total)) {
+		fprintf(stderr, "\r  %s %.2f/%.2f GiB  %.0f MiB/s  %ld:%02ld left\033[K", w->doing,
+			(double)done / 0x1p30, (double)total / 0x1p30, rate / 0x1p20, left / 60,
+			left % 60);
+		w->last = t;
+		w->shown = true;
+	}
+	return interrupt_pending();
+}
+
+void work_end(struct work *w)
+{
+	if (w->shown)
+		fputs("\r\033[K", stderr);
+	w->shown = false;
+}
