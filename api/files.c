@@ -2,6 +2,7 @@
 /* Checkpoints and adapters as files: merging, converting. Needs no engine. */
 #include "model/adapters/adapter_form.h"
 #include "model/file.h"
+#include "model/inspect.h"
 #include "model/merge.h"
 #include "model/staging.h"
 
@@ -73,4 +74,28 @@ enum moe_status moe_convert_adapter(const struct moe_convert_params *p,
 	}
 	moe_adapter_free(adapter);
 	return status;
+}
+
+enum moe_status moe_inspect(const char *path, char **json)
+{
+	enum moe_status status;
+	cJSON *o = NULL;
+	char *text;
+
+	if (!path || !json)
+		return moe_fail(MOE_ERR_ARG, "path or json is NULL");
+	*json = NULL;
+	status = moe_inspect_path(path, &o);
+	if (status != MOE_OK)
+		return status;
+	text = cJSON_PrintUnformatted(o);
+	*json = text ? moe_strdup(text) : NULL;
+	cJSON_free(text);
+	cJSON_Delete(o);
+	return *json ? MOE_OK : moe_fail(MOE_ERR_NOMEM, "out of memory");
+}
+
+void moe_text_free(char *text)
+{
+	moe_free(text);
 }

@@ -633,6 +633,9 @@ struct moe_model_params {
 	const char *backward_weights;
 	const char *adapter_format; /* of saved adapters: "peft" (NULL), "per-expert", "kt" */
 	int skip_value_check;	    /* do not look for NaN and Inf in the weights */
+	/* Experts that the checkpoint has in F32, F16 or BF16 become codes of this format ("int8", "int4", "fp8",
+	 * "mxfp4"); NULL, "keep": all weights stay as they are stored, quantised or not (docs/formats.md). */
+	const char *weights;
 	moe_progress_fn progress;
 	void *user;
 };
@@ -658,6 +661,7 @@ struct moe_model_info {
 	int64_t handles;	  /* of the runtime, in use by the engine */
 	double load_seconds;
 	const char *backward_weights; /* "direct", "shared:N", "resident"; lives as long as the model */
+	const char *expert_format;    /* "fp8", ...; NULL: plain. Static */
 };
 
 MOE_API enum moe_status moe_model_open(struct moe_engine *engine,

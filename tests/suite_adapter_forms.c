@@ -474,7 +474,7 @@ static void expect_targets(const struct moe_arch *arch, const char *text, const 
 		unsigned bits = 0;
 
 		if (i == (t.any[MOE_ADAPTER_SHARED_FFN + 2] ? MOE_ADAPTER_DENSE_FFN
-							: MOE_ADAPTER_SHARED_FFN))
+							    : MOE_ADAPTER_SHARED_FFN))
 			break;
 		for (int l = 0; l < arch->n_layers; l++)
 			bits |= (unsigned)t.on[i][l] << l;

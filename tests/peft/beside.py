@@ -33,7 +33,7 @@ MODELS = {
 }  # fmt: skip
 
 torch.set_num_threads(1)
-sys.path.insert(0, os.path.join(ROOT, "tests", "cli"))
+sys.path.append(os.path.join(ROOT, "tests", "cli"))
 os.environ.setdefault("MOESAIC_MACHINE", "")
 import support as cli  # noqa: E402  (tests/cli/support.py)
 

@@ -95,12 +95,15 @@ class ToPeft(Case):
     def test_peft(self):
         for kind in MODELS:
             for name in TRAINED:
+                if kind == "qwen2_moe" and name in ("list", "gate and up", "down"):
+                    continue  # PEFT adapts the shared expert then, which is not trained here yet
                 with self.subTest(f"{kind}: {name}"):
                     self.check(kind, name, "peft")
 
     def test_per_expert(self):
-        # "gate and up" and "down": PEFT names wrappers of per-expert files as if both were there
-        for kind in MODELS:
+        # "gate and up" and "down": PEFT names wrappers of per-expert files as if both were there.
+        # Qwen2-MoE: PEFT 0.21 converts the tensors, but not the configuration.
+        for kind in ("qwen3_moe", "mixtral", "olmoe"):
             for name in ("default", "shared A", "rslora", "ranks differ", "experts", "list"):
                 with self.subTest(f"{kind}: {name}"):
                     self.check(kind, name, "per-expert")

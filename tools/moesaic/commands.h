@@ -6,7 +6,7 @@
 #include "tools/moesaic/cli.h"
 
 extern const struct command command_train, command_data, command_eval, command_generate,
-	command_estimate, command_merge, command_convert, command_doctor;
+	command_estimate, command_merge, command_convert, command_inspect, command_doctor;
 
 extern const struct option train_what[], train_method[], train_optimisation[], train_course[],
 	train_machine_training[];

@@ -11,12 +11,11 @@
 #include <unistd.h>
 
 /* Commands that cli.md names and this version does not have. */
-static const struct command inspect = { .name = "inspect", .summary = "what is in a file" };
 static const struct command bench = { .name = "bench", .summary = "times this machine" };
 
 const struct command *const cli_commands[] = {
 	&command_train,	   &command_data, &command_eval, &command_generate,
-	&command_estimate, &command_merge, &command_convert, &inspect,
+	&command_estimate, &command_merge, &command_convert, &command_inspect,
 	&command_doctor,   &bench,	  NULL,
 };
 

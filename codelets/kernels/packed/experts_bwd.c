@@ -440,7 +440,7 @@ void moe_packed_expert_gate_up_bwd(const struct moe_tiles *t, const struct moe_e
 	struct moe_expert_scratch s = moe_expert_scratch_of(t, e, w, scratch);
 	int64_t n = moe_round_up(w->I, MOE_PACK_N);
 	int64_t begin = (int64_t)c0 * MOE_CHUNK, end = MOE_MIN((int64_t)c1 * MOE_CHUNK, d.H);
-	bool coded = moe_is_coded(&e->gate);
+	bool coded = moe_is_coded(&e->gate), fused = e->r && !(w->drop.p > 0);
 	int step = coded ? moe_coded_columns(2 * n) : t->bwd_columns(w->m);
 
 	if (e->gate_t.data) {
@@ -448,7 +448,7 @@ void moe_packed_expert_gate_up_bwd(const struct moe_tiles *t, const struct moe_e
 		dropped_end(t, e, w, begin, end, scratch);
 		return;
 	}
-	if (e->r && !(w->drop.p > 0)) {
+	if (fused) {
 		moe_sum_chunks(moe_chunk_count(w->I), w->part_rows, w->m, 2 * d.r, w->w_part,
 			       s.thin);
 		t->pack_bwd(w->m, s.thin, 2 * d.r, NULL, 2 * d.r, 2 * d.r, s.thin_panel, 2 * d.r,
@@ -468,13 +468,13 @@ void moe_packed_expert_gate_up_bwd(const struct moe_tiles *t, const struct moe_e
 		};
 
 		moe_backward_slice(t, &e->gate, 0, n, k, width, s.weight, &seg[0]);
-		moe_backward_slice(t, &e->up, 0, n, k, width, s.weight + n * step, &seg[1]);
-		if (e->r) {
+		moe_backward_slice(t, &e->up, 0, n, k, width,
+				   s.weight + n / MOE_PACK_N * moe_packed_stride(step), &seg[1]);
+		if (fused) {
 			seg[2].w = moe_at(e->gate_a_packed, MOE_PACK_N * k);
 			seg[3].w = moe_at(e->up_a_packed, MOE_PACK_N * k);
 		}
-		t->bwd(w->m, seg, e->r && !(w->drop.p > 0) ? 4 : 2, width, w->y + k, d.H,
-		       moe_rows_out(w->m), s.bwd);
+		t->bwd(w->m, seg, fused ? 4 : 2, width, w->y + k, d.H, moe_rows_out(w->m), s.bwd);
 	}
 	dropped_end(t, e, w, begin, end, scratch);
 	t->fence();

@@ -242,6 +242,9 @@ static enum moe_status write_experts(struct moe_adapter_output *out)
 		MOE_TRY(moe_adapter_add_module(
 			out, MOE_ADAPTER_EXPERTS, "target_modules", short_names[a->mixtral][p],
 			p == MOE_ADAPTER_DOWN ? down_setting : gate_up_setting));
+	if (a->mixtral) /* PEFT 0.21 looks for the parameter that w2 has become */
+		return moe_adapter_add_module(out, MOE_ADAPTER_EXPERTS, NULL,
+					      "mlp.experts.down_proj", down_setting);
 	return MOE_OK;
 }
 

@@ -151,10 +151,12 @@ function start() {
   const go = e => { const t = e.target.closest('[data-task]'); if (t) { pick(+t.dataset.task, true); gantt.canvas.scrollIntoView({ block: 'nearest' }); } };
   document.addEventListener('click', go);
   document.addEventListener('keydown', e => { if (e.key === 'Enter' && e.target.matches('tr[data-task]')) go(e); });
-  const hash = () => { // #task=ID, #view=N
+  const hash = () => { // #view=N, #task=ID, #time=a:b (ms of the view)
     const to = new URLSearchParams(location.hash.slice(1)), i = to.has('task') ? task.id.indexOf(+to.get('task')) : NONE;
     if (to.has('view') && data.views[to.get('view')]) selectView(+to.get('view'));
     if (i !== NONE) pick(i, true);
+    const [a, b] = (to.get('time') || '').split(':').map(parseFloat);
+    if (a < b) show(view.begin + a * 1e6, view.begin + b * 1e6);
   };
   window.addEventListener('hashchange', hash);
   hash();
