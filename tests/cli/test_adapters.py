@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """convert, merge, inspect: every error a user can reach, what is written, what a kill or a full disk leaves. No Python package is needed."""
 
+import array
 import json
 import math
 import os
@@ -11,7 +12,7 @@ import subprocess
 import time
 import unittest
 
-from support import MODEL, ROOT, TOOL, Case, environment
+from support import MODEL, ROOT, TOOL, Case, environment, save_tensors
 
 FAULT = os.environ.get("MOESAIC_FAULT")
 FORMS = ("peft", "per-expert", "kt")
@@ -63,7 +64,32 @@ class Adapters(Case):
         with open(path, "w", encoding="utf-8") as file:
             json.dump(config, file)
 
+    def router_adapter(self, name):
+        """What PEFT's all-linear also adapts: the router, of one layer here."""
+        os.makedirs(self.path(name))
+        config = {"peft_type": "LORA", "r": 2, "lora_alpha": 40, "target_modules": [], "target_parameters": ["layers.1.mlp.gate.weight"]}
+        self.write(f"{name}/adapter_config.json", json.dumps(config))
+        key = "base_model.model.model.layers.1.mlp.gate.lora_"
+        a, b = (array.array("f", [(7 * i % 11 - 5) / 10 for i in range(n)]).tobytes() for n in (2 * 128, 8 * 2))
+        tensors = {f"{key}A.weight": ("F32", [2, 128], a), f"{key}B.weight": ("F32", [8, 2], b)}
+        save_tensors(self.path(name, "adapter_model.safetensors"), tensors, {"format": "pt"})
+
+    def test_router(self):
+        self.router_adapter("router")
+        flags = ["eval", "--data", self.path("train.safetensors"), "--json", "--threads", 2, "--model"]
+        base = json.loads(self.good(*flags, MODEL).stdout)["loss"]
+        want = json.loads(self.good(*flags, MODEL, "--adapter", self.path("router")).stdout)["loss"]
+        self.assertGreater(abs(want - base), 1e-4)
+        self.good("merge", "--model", MODEL, "--adapter", self.path("router"), "--output-dir", self.path("merged"), "--quiet")
+        before, after = read_tensors(MODEL), read_tensors(self.path("merged"))
+        self.assertEqual({k for k in before if before[k] != after[k]}, {"model.layers.1.mlp.gate.weight"})
+        for form in FORMS:
+            self.good("convert", self.path("router"), self.path(form), "--adapter-format", form)
+            got = json.loads(self.good(*flags, MODEL, "--adapter", self.path(form)).stdout)["loss"]
+            self.assertEqual(got, want)
+
     def test_errors(self):
+        self.router_adapter("router")
         self.spoil("dora", use_dora=True)
         self.spoil("ranks", r=8)
         self.spoil("prefix", peft_type="PREFIX_TUNING")
@@ -123,6 +149,8 @@ class Adapters(Case):
             ("inspect {d}/nothing", ["nothing: no model (config.json), adapter"]),
             ("inspect {d}/file", ["file", "neither a model, an adapter, a token file"]),
             ("inspect {d}/dora", ["use_dora"]),
+            ("train --model {m} --data {d}/train.safetensors --adapter {d}/router --output-dir {d}/new",
+             ["training an adapter of gate", "the router", "can be trained"]),
             ("eval --model {d}/wide --adapter {a} --data {d}/train.safetensors", ["another base model"]),
             ("eval --model {m} --adapter {d}/cut --data {d}/train.safetensors", ["cut/adapter_model.safetensors"]),
         ):  # fmt: skip

@@ -15,7 +15,7 @@
 static const struct option what[] = {
 	{ "model", OPTION_TEXT, OPTION_COMMON | OPTION_REQUIRED, "DIR", NULL,
 	  "Hugging Face checkpoint folder", 0, 0, "model-name-or-path", NULL },
-	{ "adapter", OPTION_TEXT, OPTION_COMMON, "DIR", NULL, "PEFT adapter", 0, 0,
+	{ "adapter", OPTION_TEXT, OPTION_COMMON, "DIR", NULL, "adapter, in any form", 0, 0,
 	  "adapter-name-or-path", NULL },
 	{ "data", OPTION_LIST, OPTION_COMMON | OPTION_REQUIRED, "FILE...", NULL,
 	  "json or jsonl, or one token file", 0, 0, "", NULL },

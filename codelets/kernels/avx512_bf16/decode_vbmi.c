@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * 8-bit codes of sign and magnitude (FP8) by byte lookups, which only CPUs with VBMI have: the caller asks
- * avx512_bf16_has_vbmi. The low and the high byte of bf16 come from 128-byte tables; the sign is a bit of the code.
+ * 8-bit codes of sign and magnitude (FP8) by byte lookups, which only CPUs with VBMI have: the
+ * caller asks avx512_bf16_has_vbmi. The low and the high byte of bf16 come from 128-byte tables;
+ * the sign is a bit of the code.
  */
 #pragma GCC target("avx512vbmi")
-#include "codelets/kernels/avx512_bf16/decode.h"
+#include "codelets/kernels/avx512_bf16/decode_vbmi.h"
 
 bool avx512_bf16_has_vbmi(void)
 {
@@ -16,47 +17,6 @@ bool avx512_bf16_has_vbmi(void)
 				 __ATOMIC_RELAXED);
 	}
 	return __atomic_load_n(&known, __ATOMIC_RELAXED) == 2;
-}
-
-struct tables {
-	__m512i low[2], high[2];
-};
-
-/* bf16 of values[0..128) times the scale */
-INLINE struct tables tables_of(const float *values, __m512 scale)
-{
-	__m512i even = _mm512_set1_epi8(0), word[4];
-	_Alignas(64) uint8_t index[64];
-	struct tables t;
-
-	for (int i = 0; i < 64; i++)
-		index[i] = (uint8_t)(2 * i);
-	even = _mm512_load_si512(index);
-#pragma GCC unroll 4
-	for (int i = 0; i < 4; i++)
-		word[i] = (__m512i)_mm512_cvtne2ps_pbh(
-			_mm512_mul_ps(_mm512_loadu_ps(values + 32 * i + 16), scale),
-			_mm512_mul_ps(_mm512_loadu_ps(values + 32 * i), scale));
-#pragma GCC unroll 2
-	for (int i = 0; i < 2; i++) {
-		__m512i odd = _mm512_add_epi8(even, _mm512_set1_epi8(1));
-
-		t.low[i] = _mm512_permutex2var_epi8(word[2 * i], even, word[2 * i + 1]);
-		t.high[i] = _mm512_permutex2var_epi8(word[2 * i], odd, word[2 * i + 1]);
-	}
-	return t;
-}
-
-/* 64 codes as two vectors of bf16 */
-INLINE void look_up(const struct tables *t, const uint8_t *codes, __m512i out[2])
-{
-	__m512i b = _mm512_load_si512(codes), sign = _mm512_set1_epi8((char)0x80);
-	__m512i low = _mm512_permutex2var_epi8(t->low[0], b, t->low[1]);
-	__m512i high = _mm512_permutex2var_epi8(t->high[0], b, t->high[1]);
-
-	high = _mm512_ternarylogic_epi64(high, b, sign, 0x78); /* high ^ (b & sign) */
-	out[0] = _mm512_unpacklo_epi8(low, high);
-	out[1] = _mm512_unpackhi_epi8(low, high);
 }
 
 /* One scale for all rows: it is in the table. */
@@ -82,10 +42,9 @@ static void same_scale(const float *values, float scale, int64_t steps, const ui
 INLINE __m512i times(__m512i v, __m512 scale, __m512i order)
 {
 	__m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(v, 16));
-	__m512 odd = _mm512_castsi512_ps(
-		_mm512_and_si512(v, _mm512_set1_epi32((int)0xffff0000u)));
-	__m512i pair = (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(odd, scale),
-						    _mm512_mul_ps(even, scale));
+	__m512 odd = _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32((int)0xffff0000u)));
+	__m512i pair =
+		(__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(odd, scale), _mm512_mul_ps(even, scale));
 
 	return _mm512_permutexvar_epi16(order, pair);
 }

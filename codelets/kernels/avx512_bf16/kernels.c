@@ -33,6 +33,7 @@ const struct moe_tiles moe_tiles_avx512_bf16 = {
 	.pair_bytes = 2,
 	.lora_pad = 16,
 	.decode = avx512_bf16_decode,
+	.fwd_coded = avx512_bf16_fwd_coded,
 	.pack_fwd_bf16 = avx512_bf16_pack_fwd_bf16,
 	.pack_fwd = avx512_bf16_pack_fwd,
 	.pack_bwd = avx512_bf16_pack_bwd,

@@ -162,14 +162,15 @@ static void project(const struct moe_tiles *t, const struct moe_expert_rows *w,
 	for (int i = 0; i < count; i++, out += (size_t)w->m * MOE_PACK_N) {
 		int64_t panel = col / MOE_PACK_N + i;
 		struct moe_fwd_seg seg[2] = {
-			{ w->panel, d->H, 0, (int)d->H, moe_forward_panel(t, weight, panel, s->weight) },
+			{ w->panel, d->H, 0, (int)d->H, NULL },
 			{ w->u_panel, d->ra, (int)u_col, (int)d->r, NULL },
 		};
 
 		if (r)
 			seg[1].w = moe_at(b, panel * d->stride_r);
-		t->fwd(w->m, seg, r ? 2 : 1, i + 1 < count ? moe_panel_address(weight, panel + 1) : next, out,
-		       MOE_PACK_N, MOE_OUT_STORE);
+		moe_forward(t, w->m, weight, panel, seg, r ? 2 : 1,
+			    i + 1 < count ? moe_panel_address(weight, panel + 1) : next, out,
+			    MOE_PACK_N, MOE_OUT_STORE, s->weight);
 	}
 }
 
@@ -285,16 +286,15 @@ void moe_packed_expert_down(const struct moe_tiles *t, const struct moe_expert *
 	}
 	for (int64_t n = begin; n < end; n += MOE_PACK_N) {
 		struct moe_fwd_seg seg[2] = {
-			{ w->h, d.I, 0, (int)d.I,
-			  moe_forward_panel(t, &e->down, n / MOE_PACK_N, s.weight) },
+			{ w->h, d.I, 0, (int)d.I, NULL },
 			{ s.thin_panel, d.r, 0, (int)d.r, NULL },
 		};
 
 		if (e->r)
 			seg[1].w = moe_at(e->down_b_packed, n / MOE_PACK_N * d.stride_r);
-		t->fwd(w->m, seg, e->r ? 2 : 1,
-		       panel_after(&e->down, e->next ? &e->next->down : NULL, n + MOE_PACK_N, end, begin),
-		       w->y + n, d.H, moe_rows_out(w->m));
+		moe_forward(t, w->m, &e->down, n / MOE_PACK_N, seg, e->r ? 2 : 1,
+			    panel_after(&e->down, e->next ? &e->next->down : NULL, n + MOE_PACK_N, end, begin),
+			    w->y + n, d.H, moe_rows_out(w->m), s.weight);
 	}
 	t->fence();
 }

@@ -468,7 +468,8 @@ void moe_packed_expert_gate_up_bwd(const struct moe_tiles *t, const struct moe_e
 		};
 
 		moe_backward_slice(t, &e->gate, 0, n, k, width, s.weight, &seg[0]);
-		moe_backward_slice(t, &e->up, 0, n, k, width, s.weight + n * step, &seg[1]);
+		moe_backward_slice(t, &e->up, 0, n, k, width,
+				   s.weight + n / MOE_PACK_N * moe_packed_stride(step), &seg[1]);
 		if (fused) {
 			seg[2].w = moe_at(e->gate_a_packed, MOE_PACK_N * k);
 			seg[3].w = moe_at(e->up_a_packed, MOE_PACK_N * k);
