@@ -97,7 +97,9 @@ static int open_both(struct tool_model *m, const struct settings *s, struct moe_
 
 int tool_model_open_inference(struct tool_model *m, const struct settings *s, int64_t max_tokens)
 {
-	struct moe_model_params p = { .inference_only = 1, .max_tokens = (int)max_tokens };
+	struct moe_model_params p = { .inference_only = 1,
+				      .max_tokens = (int)max_tokens,
+				      .weights = settings_text(s, "weights") };
 
 	return open_both(m, s, &p);
 }
