@@ -46,9 +46,6 @@ static enum moe_status check_params(const struct moe_experts_params *p)
 	if (!(p->lora_dropout >= 0 && p->lora_dropout < 1))
 		return moe_fail(MOE_ERR_ARG, "lora_dropout is %g; at least 0 and below 1 are possible",
 				(double)p->lora_dropout);
-	if (p->lora_dropout > 0)
-		return moe_fail(MOE_ERR_UNSUPPORTED, "lora_dropout %g: dropout is not possible yet",
-				(double)p->lora_dropout);
 	if ((unsigned)p->activations > MOE_ACTIVATIONS_RECOMPUTE)
 		return moe_fail(MOE_ERR_ARG,
 				"activations is %d; 0 (retain) and 1 (recompute) are possible",
@@ -110,6 +107,9 @@ static enum moe_status alloc_layer(struct moe_expert_layer *l)
 	MOE_TRY(choose_backward(l, &load));
 	s.backward = l->backward.mode;
 	MOE_TRY(moe_experts_alloc(l->engine, &s, p->weight_dtype, &l->layer));
+	l->layer.dropout = p->lora_rank ? p->lora_dropout : 0;
+	l->layer.dropout_seed = moe_dropout_mix(moe_dropout_mix(p->seed + 0x9e3779b97f4a7c15ull) +
+						(uint64_t)p->layer);
 	l->cut = moe_cut_choose(&l->layer, tokens, load.workers, p->slices_i, p->slices_h);
 	return moe_layer_tensors_create(l->engine, &l->layer, l->cut.slices_i, p->train_base,
 					&l->tensors);
@@ -151,6 +151,7 @@ enum moe_status moe_experts_create(struct moe_engine *engine, const struct moe_e
 	l->engine = engine;
 	l->params = *params;
 	l->window_scale = 1;
+	l->dropout_step = -1;
 	if (!params->max_cache_depth)
 		l->params.max_cache_depth = 1;
 	if (params->train_base) /* masters are F32, and so is what is packed from them */
@@ -257,6 +258,20 @@ enum moe_status moe_experts_get_info(struct moe_expert_layer *l, struct moe_expe
 		.scale = l->layer.scale,
 	};
 	pthread_mutex_unlock(&l->space->lock);
+	moe_experts_leave(l);
+	return MOE_OK;
+}
+
+enum moe_status moe_experts_set_dropout(struct moe_expert_layer *l, enum moe_dropout_mode mode, int64_t step,
+					int64_t position)
+{
+	if ((unsigned)mode > MOE_DROPOUT_OFF || position < 0)
+		return moe_fail(MOE_ERR_ARG, "dropout mode %d, position %lld; 0 to 2 and positions from 0 are "
+				"possible", (int)mode, (long long)position);
+	MOE_TRY(moe_experts_enter(l));
+	l->dropout = mode;
+	l->dropout_step = step;
+	l->dropout_position = position;
 	moe_experts_leave(l);
 	return MOE_OK;
 }

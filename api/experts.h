@@ -69,6 +69,8 @@ struct moe_expert_layer {
 	int64_t forwards, steps;
 	int64_t version, values; /* of the base weights; of all that a pass computes with */
 	int64_t *map;			  /* NULL: the same */
+	enum moe_dropout_mode dropout;
+	int64_t dropout_step, dropout_position; /* step < 0: steps */
 	bool loaded, lora_ready;
 	/* gradient window */
 	struct moe_gradient *bound[MOE_BOUND]; /* the caller's; NULL: not bound */

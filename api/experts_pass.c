@@ -137,12 +137,17 @@ static enum moe_status submit_forward(struct moe_expert_layer *l, struct moe_exp
 /* A graph that was submitted in part still uses the caller's arrays, which the error frees. */
 static enum moe_status run_forward(struct moe_expert_layer *l, struct moe_experts_pass *p,
 				   const struct moe_array *x, const struct moe_array *ids,
-				   const struct moe_array *weights, const struct moe_array *out)
+				   const struct moe_array *weights, bool save,
+				   const struct moe_array *out)
 {
 	enum moe_status st;
 	int T = (int)x->shape[0];
 
 	MOE_TRY(pass_prepare(l, p, T));
+	p->state.drop = l->layer.dropout > 0 &&
+			(l->dropout == MOE_DROPOUT_ON || (l->dropout == MOE_DROPOUT_SAVED && save));
+	p->state.drop_step = l->dropout_step < 0 ? l->steps : l->dropout_step;
+	p->state.drop_position = l->dropout_position;
 	moe_take_routing(&l->layer, &p->state.plan, ids, weights, T);
 	moe_stream_resize(&p->x, T);
 	moe_stream_resize(&l->space->out, T);
@@ -165,7 +170,7 @@ static enum moe_status forward(struct moe_expert_layer *l, const struct moe_arra
 	p = choose_pass(l);
 	MOE_TRY(moe_ticket_wait(p->ticket));
 	pthread_mutex_lock(&l->space->lock);
-	st = run_forward(l, p, x, ids, weights, out);
+	st = run_forward(l, p, x, ids, weights, save, out);
 	pthread_mutex_unlock(&l->space->lock);
 	MOE_TRY(st);
 	p->used = ++l->forwards;

@@ -268,6 +268,7 @@ enum moe_status moe_model_get_info(struct moe_model *m, struct moe_model_info *i
 		.handles = engine.handles,
 		.load_seconds = m->load_seconds,
 		.backward_weights = m->backward_text,
+		.expert_format = m->format ? m->format->name : NULL,
 	};
 	for (int j = MOE_ADAPTER_Q; j <= MOE_ADAPTER_O; j++)
 		info->lora_rank = MOE_MAX(info->lora_rank, m->lora.rank[j]);

@@ -9,6 +9,7 @@
 #include "graphs/decoder.h"
 #include "model/adapters/adapter.h"
 #include "model/arch.h"
+#include "model/quantised.h"
 #include "model/readers/safetensors.h"
 
 #include <stdatomic.h>
@@ -53,6 +54,8 @@ struct moe_model {
 	struct moe_decoder_slot slot[MOE_MODEL_SLOTS];
 	int n_slots;
 	int group_size; /* experts per task */
+	const struct moe_format *convert; /* params.weights, or NULL */
+	const struct moe_format *format;  /* of the experts, NULL: plain */
 	struct moe_backward_choice backward;
 	char backward_text[32];
 	struct moe_ticket *ticket; /* of evaluation and logits */
@@ -112,6 +115,12 @@ enum moe_status moe_model_set_adapter(struct moe_model *m, const struct moe_adap
 enum moe_status moe_model_find(const struct moe_model *m, const struct moe_safetensors *st,
 			       enum moe_role role, int layer, int expert,
 			       const struct moe_st_tensor **out);
+/* The same of quantised tensors. *found: there are some. A plain float tensor of the name goes first. */
+enum moe_status moe_model_find_quantised(const struct moe_model *m, const struct moe_safetensors *st,
+					 enum moe_role role, int layer, int expert,
+					 struct moe_st_quantised *out, bool *found);
+/* Looks up what params.weights names, and what the first layer with experts has (st NULL: plain). */
+enum moe_status moe_model_choose_format(struct moe_model *m, const struct moe_safetensors *st);
 bool moe_model_has(const struct moe_model *m, const struct moe_safetensors *st, enum moe_role role,
 		   int layer, int expert);
 

@@ -2,6 +2,7 @@
 /* Weights of a checkpoint: which tensor goes where. model_pack.c packs them. */
 #include "api/model_pack.h"
 
+#include "codelets/kernels/packed/coded.h"
 #include "codelets/rope_table.h"
 
 #include <stdio.h>
@@ -22,6 +23,27 @@ bool moe_model_has(const struct moe_model *m, const struct moe_safetensors *st, 
 		if (moe_safetensors_find(st, name))
 			return true;
 	return false;
+}
+
+enum moe_status moe_model_find_quantised(const struct moe_model *m, const struct moe_safetensors *st,
+					 enum moe_role role, int layer, int expert,
+					 struct moe_st_quantised *out, bool *found)
+{
+	char name[MOE_TENSOR_NAME_MAX];
+	int64_t shape[MOE_MAX_NDIM];
+	int ndim = moe_arch_tensor_shape(&m->arch, role, layer, shape);
+
+	*found = false;
+	for (int v = 0; moe_arch_tensor_name(&m->arch, role, layer, expert, v, name); v++) {
+		const struct moe_st_tensor *plain = moe_safetensors_find(st, name);
+
+		if (plain && plain->dtype <= MOE_F64)
+			return MOE_OK;
+	}
+	for (int v = 0; moe_arch_tensor_name(&m->arch, role, layer, expert, v, name) && !*found; v++)
+		MOE_TRY(moe_st_quantised_find(st, name, ndim == 3 ? shape[0] : 0, shape[ndim - 2],
+					      shape[ndim - 1], out, found));
+	return MOE_OK;
 }
 
 enum moe_status moe_model_find(const struct moe_model *m, const struct moe_safetensors *st,
@@ -124,15 +146,41 @@ static enum moe_status pack(struct loader *l, const void *src, enum moe_dtype dt
 	return MOE_OK;
 }
 
+/* The tensors of a quantised weight are done when its codes are. */
+static enum moe_status begin_coded(struct loader *l, const struct moe_st_quantised *t)
+{
+	MOE_TRY(moe_pack_tensor(l->pack, t->scale));
+	if (t->zero)
+		MOE_TRY(moe_pack_tensor(l->pack, t->zero));
+	return moe_pack_tensor(l->pack, t->codes);
+}
+
+static enum moe_status load_coded(struct loader *l, const struct moe_st_quantised *t, int part,
+				  struct moe_weight *w)
+{
+	if (!w->data)
+		w->data = take(l->m, moe_coded_bytes(&t->q.coding, t->q.n, t->q.k), part, "weights");
+	if (!w->data)
+		return MOE_ERR_NOMEM;
+	MOE_TRY(begin_coded(l, t));
+	return moe_pack_coded(l->pack, part, w, &t->q);
+}
+
 static enum moe_status load_weight(struct loader *l, enum moe_role role, int layer,
 				   struct moe_weight *w)
 {
-	const struct moe_st_tensor *t;
-
-	MOE_TRY(next(l, role, layer, -1, &t));
 	/* whole layers are dealt out to the parts: a token block reads all of a layer's weights */
-	return pack(l, t->data, t->dtype, t->shape[0], t->shape[1],
-		    MOE_MAX(layer, 0) % moe_engine_parts(l->m->engine), w);
+	int part = MOE_MAX(layer, 0) % moe_engine_parts(l->m->engine);
+	const struct moe_st_tensor *t;
+	struct moe_st_quantised coded;
+	bool found = false;
+
+	if (l->st)
+		MOE_TRY(moe_model_find_quantised(l->m, l->st, role, layer, -1, &coded, &found));
+	if (found)
+		return load_coded(l, &coded, part, w);
+	MOE_TRY(next(l, role, layer, -1, &t));
+	return pack(l, t->data, t->dtype, t->shape[0], t->shape[1], part, w);
 }
 
 static enum moe_status load_vocab(struct loader *l, enum moe_role role, struct moe_vocab *v)
@@ -165,8 +213,19 @@ static enum moe_status pack_expert(struct loader *l, struct moe_experts *e, int 
 				   enum moe_expert_matrix which, int expert, const void *src,
 				   enum moe_dtype dtype)
 {
+	if (l->st && l->m->convert)
+		return moe_pack_expert_as(l->pack, back, e, which, expert, src, dtype, l->m->convert);
 	if (l->st)
 		return moe_pack_expert(l->pack, back, e, which, expert, src, dtype);
+	if (l->m->convert) { /* the description */
+		struct moe_quantised q = { .n = which == MOE_DOWN ? e->H : e->I,
+					   .k = which == MOE_DOWN ? e->I : e->H };
+
+		q.coding = moe_format_coding(l->m->convert, q.k);
+		for (int p = 0; p < e->P; p++)
+			moe_experts_pack_coded(e, which, expert, p, &q, 0, 1);
+		return MOE_OK;
+	}
 	moe_experts_pack(e, which, expert, src, dtype);
 	return MOE_OK;
 }
@@ -215,11 +274,141 @@ static enum moe_status load_single(struct loader *l, int layer, struct moe_exper
 	return MOE_OK;
 }
 
+static enum moe_status other_coding(const struct moe_st_quantised *t, const struct moe_coding *first)
+{
+	if (t->q.coding.format == first->format && t->q.coding.group == first->group &&
+	    t->q.coding.scale == first->scale && t->q.coding.zero == first->zero)
+		return MOE_OK;
+	return moe_fail(MOE_ERR_UNSUPPORTED,
+			"%s is %s with a scale (%s) per %lld columns, the layer's first expert %s with one (%s) per "
+			"%lld: one format is expected", t->codes->name, t->q.coding.format->name,
+			moe_dtype_name(t->q.coding.scale), (long long)t->q.coding.group, first->format->name,
+			moe_dtype_name(first->scale), (long long)first->group);
+}
+
+static enum moe_status missing_coded(const struct loader *l, enum moe_role role, int layer, int expert)
+{
+	char name[MOE_TENSOR_NAME_MAX];
+
+	moe_arch_tensor_name(&l->m->arch, role, layer, MOE_MAX(expert, 0), 0, name);
+	return moe_fail(MOE_ERR_FORMAT, "%s: the layer's first expert is quantised, this one has no codes", name);
+}
+
+static enum moe_status next_coded(struct loader *l, enum moe_role role, int layer, int expert,
+				  const struct moe_coding *coding, struct moe_st_quantised *t)
+{
+	bool found;
+
+	MOE_TRY(moe_model_find_quantised(l->m, l->st, role, layer, expert, t, &found));
+	if (!found)
+		return missing_coded(l, role, layer, expert);
+	MOE_TRY(other_coding(t, coding));
+	return begin_coded(l, t);
+}
+
+/* Gate rows and up rows of an expert follow each other, or alternate. */
+static enum moe_status load_fused_coded(struct loader *l, int layer, struct moe_experts *e,
+					const struct moe_coding *coding)
+{
+	struct moe_st_quantised t;
+	bool alternate = l->m->arch.gate_up_alternate;
+
+	MOE_TRY(next_coded(l, MOE_ROLE_EXPERTS_GATE_UP, layer, -1, &coding[MOE_GATE], &t));
+	for (int i = 0; i < e->E; i++) {
+		struct moe_quantised q = moe_st_quantised_expert(&t, i);
+
+		MOE_TRY(moe_pack_expert_coded(l->pack, 0, e, MOE_GATE, i, &q, 0, alternate ? 2 : 1));
+		MOE_TRY(moe_pack_expert_coded(l->pack, 0, e, MOE_UP, i, &q, alternate ? 1 : e->I,
+					      alternate ? 2 : 1));
+	}
+	MOE_TRY(next_coded(l, MOE_ROLE_EXPERTS_DOWN, layer, -1, &coding[MOE_DOWN], &t));
+	for (int i = 0; i < e->E; i++) {
+		struct moe_quantised q = moe_st_quantised_expert(&t, i);
+
+		MOE_TRY(moe_pack_expert_coded(l->pack, 0, e, MOE_DOWN, i, &q, 0, 1));
+	}
+	return MOE_OK;
+}
+
+static enum moe_status load_single_coded(struct loader *l, int layer, struct moe_experts *e,
+					 const struct moe_coding *coding)
+{
+	static const enum moe_role roles[3] = { MOE_ROLE_EXPERT_GATE, MOE_ROLE_EXPERT_UP,
+						MOE_ROLE_EXPERT_DOWN };
+	struct moe_st_quantised t;
+
+	for (int i = 0; i < e->E; i++)
+		for (int j = 0; j < 3; j++) {
+			MOE_TRY(next_coded(l, roles[j], layer, i, &coding[j], &t));
+			MOE_TRY(moe_pack_expert_coded(l->pack, 0, e, (enum moe_expert_matrix)j, i, &t.q,
+						      0, 1));
+		}
+	return MOE_OK;
+}
+
+/* How the layer's experts are quantised: as stored, or as asked for. */
+struct expert_coding {
+	bool coded, fused;
+	struct moe_coding coding[MOE_EXPERT_MATRICES];
+};
+
+static enum moe_status stored_coding(struct loader *l, int layer, struct expert_coding *c)
+{
+	static const enum moe_role single[3] = { MOE_ROLE_EXPERT_GATE, MOE_ROLE_EXPERT_UP,
+						 MOE_ROLE_EXPERT_DOWN };
+	static const enum moe_role fused[3] = { MOE_ROLE_EXPERTS_GATE_UP, MOE_ROLE_EXPERTS_GATE_UP,
+						MOE_ROLE_EXPERTS_DOWN };
+	struct moe_st_quantised t;
+
+	MOE_TRY(moe_model_find_quantised(l->m, l->st, fused[0], layer, -1, &t, &c->fused));
+	c->coded = c->fused;
+	if (!c->fused)
+		MOE_TRY(moe_model_find_quantised(l->m, l->st, single[0], layer, 0, &t, &c->coded));
+	for (int j = 0; c->coded && j < 3; j++) {
+		enum moe_role role = c->fused ? fused[j] : single[j];
+		bool found;
+
+		MOE_TRY(moe_model_find_quantised(l->m, l->st, role, layer, c->fused ? -1 : 0, &t, &found));
+		if (!found)
+			return missing_coded(l, role, layer, 0);
+		c->coding[j] = t.q.coding;
+	}
+	return MOE_OK;
+}
+
+enum moe_status moe_model_choose_format(struct moe_model *m, const struct moe_safetensors *st)
+{
+	struct loader l = { .m = m, .st = st };
+	struct expert_coding c = { 0 };
+	const char *name = m->params.weights;
+	int layer = 0;
+
+	m->convert = m->format = NULL;
+	m->params.weights = NULL; /* the caller's */
+	if (name && strcmp(name, "keep")) {
+		m->convert = moe_format_find(name);
+		if (!m->convert || !m->convert->quantise)
+			return moe_fail(MOE_ERR_ARG, "weights \"%s\": keep, int8, int4, fp8 and mxfp4 are possible",
+					name);
+	}
+	while (layer < m->arch.n_layers && !m->arch.layer_is_moe[layer])
+		layer++;
+	if (layer < m->arch.n_layers && st)
+		MOE_TRY(stored_coding(&l, layer, &c));
+	m->format = c.coded ? c.coding[0].format : m->convert;
+	if (c.coded && m->convert && m->convert != m->format)
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"the checkpoint's experts are %s: weights \"%s\" would quantise them twice; "
+				"\"keep\" loads them as they are", m->format->name, name);
+	return MOE_OK;
+}
+
 static enum moe_status load_experts(struct loader *l, int layer, struct moe_experts *e)
 {
 	const struct moe_lora_plan *lora = &l->m->lora;
 	int r = moe_lora_rank(lora, MOE_ADAPTER_EXPERTS, layer);
 	bool fused = l->st && moe_model_has(l->m, l->st, MOE_ROLE_EXPERTS_GATE_UP, layer, -1);
+	struct expert_coding c = { .coded = false };
 	const struct moe_st_tensor *t;
 	struct moe_experts_shape s = {
 		.E = e->E,
@@ -237,13 +426,27 @@ static enum moe_status load_experts(struct loader *l, int layer, struct moe_expe
 	};
 
 	if (l->st)
+		MOE_TRY(stored_coding(l, layer, &c));
+	if (c.coded)
+		s.coding = c.coding;
+	for (int j = 0; !c.coded && l->m->convert && j < MOE_EXPERT_MATRICES; j++) {
+		c.coding[j] = moe_format_coding(l->m->convert, j == MOE_DOWN ? e->I : e->H);
+		s.coding = c.coding;
+	}
+	if (c.coded)
+		t = only_shape(l, MOE_ROLE_EXPERT_GATE, layer);
+	else if (l->st)
 		MOE_TRY(moe_model_find(l->m, l->st,
 				       fused ? MOE_ROLE_EXPERTS_GATE_UP : MOE_ROLE_EXPERT_GATE, layer, 0,
 				       &t));
 	else
 		t = only_shape(l, MOE_ROLE_EXPERT_GATE, layer);
 	MOE_TRY(moe_experts_alloc(l->m->engine, &s, t->dtype, e));
-	MOE_TRY(fused ? load_fused(l, layer, e) : load_single(l, layer, e, t->dtype));
+	if (c.coded)
+		MOE_TRY(c.fused ? load_fused_coded(l, layer, e, c.coding)
+				: load_single_coded(l, layer, e, c.coding));
+	else
+		MOE_TRY(fused ? load_fused(l, layer, e) : load_single(l, layer, e, t->dtype));
 	MOE_TRY(next_read(l, MOE_ROLE_ROUTER, layer, &t));
 	moe_kernels()->weight_pack(&e->router_weight, t->data, t->dtype, e->E, e->H, e->H,
 				   MOE_USE_EXACT);
@@ -335,7 +538,7 @@ enum moe_status moe_model_load_weights(struct moe_model *m, const struct moe_saf
 		MOE_TRY(moe_pack_create(m, (int64_t)moe_safetensors_count(st), &l.pack));
 	status = load_all(&l);
 	if (status == MOE_OK && st)
-		moe_pack_run(l.pack);
+		status = moe_pack_run(l.pack);
 	moe_pack_destroy(l.pack);
 	return status;
 }

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "api/model_pack.h"
 
+#include "codelets/kernels/packed/coded.h"
+
 #include <pthread.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -13,7 +16,10 @@ struct job {
 	struct moe_experts *experts; /* NULL: a dense weight */
 	enum moe_expert_matrix which;
 	int expert;
-	const void *matrix; /* of the expert, all parts */
+	const void *matrix;		   /* of the expert, all parts */
+	const struct moe_quantised *coded; /* or this: rows n0, n0 + step, ... */
+	int64_t n0, step;
+	const struct moe_format *as; /* a plain matrix becomes codes, in all parts */
 };
 
 struct tensor {
@@ -29,8 +35,12 @@ struct moe_pack {
 	size_t n_jobs, room;
 	struct tensor *tensor;
 	size_t n_tensors, tensor_room;
-	size_t *first;	     /* [parts + 1] */
-	atomic_size_t *next; /* [parts] */
+	size_t *first;		      /* [parts + 1] */
+	atomic_size_t *next;	      /* [parts] */
+	struct moe_quantised **coded; /* of jobs */
+	size_t n_coded, coded_room;
+	enum moe_status status; /* of jobs: the first failure, under the lock */
+	char error[512];
 	pthread_mutex_t lock;
 	pthread_cond_t done;
 };
@@ -63,6 +73,9 @@ void moe_pack_destroy(struct moe_pack *p)
 		return;
 	pthread_mutex_destroy(&p->lock);
 	pthread_cond_destroy(&p->done);
+	for (size_t i = 0; i < p->n_coded; i++)
+		moe_free(p->coded[i]);
+	moe_free(p->coded);
 	moe_free(p->job);
 	moe_free(p->tensor);
 	moe_free(p->first);
@@ -172,6 +185,72 @@ enum moe_status moe_pack_expert(struct moe_pack *p, int back, struct moe_experts
 	return MOE_OK;
 }
 
+/* A copy that lives as long as the jobs. */
+static enum moe_status keep_coded(struct moe_pack *p, const struct moe_quantised *q,
+				  const struct moe_quantised **out)
+{
+	struct moe_quantised *copy;
+
+	MOE_TRY(grow(p, (void **)&p->coded, p->n_coded, &p->coded_room, sizeof *p->coded));
+	copy = moe_alloc(1, sizeof *copy);
+	if (!copy)
+		return moe_fail(MOE_ERR_NOMEM, "no memory to load %s", p->m->params.dir);
+	*copy = *q;
+	*out = p->coded[p->n_coded++] = copy;
+	return MOE_OK;
+}
+
+enum moe_status moe_pack_coded(struct moe_pack *p, int part, struct moe_weight *w,
+			       const struct moe_quantised *q)
+{
+	struct job j = { .source = { w, NULL, q->n, q->k, q->k },
+			 .dtype = MOE_U8,
+			 .tensor = p->n_tensors - 1,
+			 .part = part,
+			 .step = 1 };
+
+	MOE_TRY(keep_coded(p, q, &j.coded));
+	return add(p, &j);
+}
+
+enum moe_status moe_pack_expert_coded(struct moe_pack *p, int back, struct moe_experts *e,
+				      enum moe_expert_matrix which, int expert,
+				      const struct moe_quantised *q, int64_t n0, int64_t step)
+{
+	struct job j = { .dtype = MOE_U8,
+			 .tensor = p->n_tensors - 1 - (size_t)back,
+			 .experts = e,
+			 .which = which,
+			 .expert = expert,
+			 .n0 = n0,
+			 .step = step };
+
+	MOE_TRY(keep_coded(p, q, &j.coded));
+	for (j.part = 0; j.part < e->P; j.part++) {
+		j.source = moe_experts_source(e, which, expert, j.part, NULL, MOE_U8);
+		MOE_TRY(add(p, &j));
+	}
+	return MOE_OK;
+}
+
+enum moe_status moe_pack_expert_as(struct moe_pack *p, int back, struct moe_experts *e,
+				   enum moe_expert_matrix which, int expert, const void *src,
+				   enum moe_dtype dtype, const struct moe_format *format)
+{
+	int64_t n = which == MOE_DOWN ? e->H : e->I, k = which == MOE_DOWN ? e->I : e->H;
+
+	return add(p, &(struct job){ .source = { NULL, src, n, k, k },
+				     .dtype = dtype,
+				     .tensor = p->n_tensors - 1 - (size_t)back,
+				     .part = expert % e->P,
+				     .experts = e,
+				     .which = which,
+				     .expert = expert,
+				     .matrix = src,
+				     .step = 1,
+				     .as = format });
+}
+
 /* Lets the file be read ahead while the first rows are looked at. */
 static void announce(const struct moe_pack_source *s, size_t row)
 {
@@ -181,22 +260,69 @@ static void announce(const struct moe_pack_source *s, size_t row)
 		madvise((void *)at, (uintptr_t)s->src - at + (size_t)s->n * row, MADV_WILLNEED);
 }
 
-static void run_job(struct moe_pack *p, const struct job *j)
+/* Codes as they are stored; *bad: those that are NaN. */
+static enum moe_status run_coded(const struct job *j, const char *name, int64_t *bad)
+{
+	const struct moe_quantised *q = j->coded;
+	const struct moe_coded_window all = { 0, q->n, 0, q->k, 1 };
+
+	if (!j->experts || j->part == 0)
+		MOE_TRY(moe_check_scales(q, name));
+	*bad = j->experts ? moe_experts_pack_coded(j->experts, j->which, j->expert, j->part, q,
+						   j->n0, j->step)
+			  : moe_coded_pack(moe_coded_order(moe_kernels()), j->source.w, q, &all);
+	return MOE_OK;
+}
+
+/* The whole matrix, so that the codes do not depend on how parts cut it. */
+static enum moe_status run_as(const struct job *j, const char *name)
 {
 	const struct moe_pack_source *s = &j->source;
-	struct tensor *t = &p->tensor[j->tensor];
+	struct moe_quantised q;
+	void *memory;
+	enum moe_status st =
+		moe_quantise(j->as, j->matrix, j->dtype, s->n, s->k, s->k, &q, &memory);
+
+	if (st != MOE_OK)
+		st = moe_fail_in(st, "%s, expert %d", name, j->expert);
+	for (int i = 0; st == MOE_OK && i < j->experts->P; i++)
+		moe_experts_pack_coded(j->experts, j->which, j->expert, i, &q, 0, 1);
+	moe_free(memory);
+	return st;
+}
+
+static void run_plain(struct moe_pack *p, const struct job *j, int64_t *bad)
+{
+	const struct moe_pack_source *s = &j->source;
 	size_t row = (size_t)s->ld * moe_dtype_size(j->dtype);
-	int64_t bad = 0;
 
 	announce(s, row);
 	for (int64_t i = 0; !p->m->params.skip_value_check && i < s->n; i++)
-		bad += count_non_finite(j->dtype, s->k, s->src + (size_t)i * row);
+		*bad += count_non_finite(j->dtype, s->k, s->src + (size_t)i * row);
 	if (j->experts)
 		moe_experts_pack_part(j->experts, j->which, j->expert, j->part, j->matrix,
 				      j->dtype);
 	else
 		moe_kernels()->weight_pack(s->w, s->src, j->dtype, s->n, s->k, s->ld, MOE_USE_GEMM);
+}
+
+static void run_job(struct moe_pack *p, const struct job *j)
+{
+	struct tensor *t = &p->tensor[j->tensor];
+	enum moe_status st = MOE_OK;
+	int64_t bad = 0;
+
+	if (j->coded)
+		st = run_coded(j, t->name, &bad);
+	else if (j->as)
+		st = run_as(j, t->name);
+	else
+		run_plain(p, j, &bad);
 	pthread_mutex_lock(&p->lock);
+	if (st != MOE_OK && p->status == MOE_OK) {
+		p->status = st;
+		snprintf(p->error, sizeof p->error, "%s", moe_last_error());
+	}
 	t->non_finite += bad;
 	if (--t->left == 0)
 		pthread_cond_signal(&p->done);
@@ -262,14 +388,21 @@ static bool sort_by_part(struct moe_pack *p)
 	return true;
 }
 
-void moe_pack_run(struct moe_pack *p)
+static double job_bytes(const struct job *j)
+{
+	double n = (double)(j->source.n * j->source.k);
+
+	return j->coded ? n * j->coded->coding.format->bits / 8
+			: n * (double)moe_dtype_size(j->dtype);
+}
+
+enum moe_status moe_pack_run(struct moe_pack *p)
 {
 	int parts = moe_engine_parts(p->m->engine), threads;
 	double start = moe_now(), bytes = 0, seconds;
 
 	for (size_t i = 0; i < p->n_jobs; i++)
-		bytes += (double)(p->job[i].source.n * p->job[i].source.k) *
-			 (double)moe_dtype_size(p->job[i].dtype);
+		bytes += job_bytes(&p->job[i]);
 	if (!sort_by_part(p))
 		for (int i = 1; i <= parts; i++)
 			p->first[i] = p->n_jobs;
@@ -277,4 +410,5 @@ void moe_pack_run(struct moe_pack *p)
 	seconds = moe_now() - start;
 	moe_log(MOE_LOG_INFO, "packed %.2f GB of weights in %.2f s (%.1f GB/s, %d threads)",
 		bytes * 1e-9, seconds, bytes * 1e-9 / MOE_MAX(seconds, 1e-9), threads);
+	return p->status == MOE_OK ? MOE_OK : moe_fail(p->status, "%s", p->error);
 }

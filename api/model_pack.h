@@ -8,6 +8,7 @@
 #define MOE_API_MODEL_PACK_H
 
 #include "api/model.h"
+#include "model/quantised.h"
 
 struct moe_pack;
 
@@ -24,7 +25,20 @@ enum moe_status moe_pack_weight(struct moe_pack *p, int part, struct moe_weight 
 enum moe_status moe_pack_expert(struct moe_pack *p, int back, struct moe_experts *e,
 				enum moe_expert_matrix which, int expert, const void *src,
 				enum moe_dtype dtype);
+/*
+ * Quantised: all rows of q (copied) as a dense weight; a part of them, rows n0, n0 + step, ..., as an expert's
+ * matrix; or a plain matrix, contiguous, that becomes codes of the format.
+ */
+enum moe_status moe_pack_coded(struct moe_pack *p, int part, struct moe_weight *w,
+			       const struct moe_quantised *q);
+enum moe_status moe_pack_expert_coded(struct moe_pack *p, int back, struct moe_experts *e,
+				      enum moe_expert_matrix which, int expert,
+				      const struct moe_quantised *q, int64_t n0, int64_t step);
+enum moe_status moe_pack_expert_as(struct moe_pack *p, int back, struct moe_experts *e,
+				   enum moe_expert_matrix which, int expert, const void *src,
+				   enum moe_dtype dtype, const struct moe_format *format);
 /* Does it all: progress and warnings come from the calling thread, in the order of the tensors. */
-void moe_pack_run(struct moe_pack *p);
+/* MOE_ERR_FORMAT: scales that are not finite, or values that cannot be quantised; the tensor is named. */
+enum moe_status moe_pack_run(struct moe_pack *p);
 
 #endif

@@ -219,6 +219,13 @@ static enum moe_status choose_backward(struct moe_model *m, int64_t memory)
 					 .memory = memory };
 	int ring;
 
+	if (m->format) { /* quantised weights have no transposed copies */
+		if (text && strcmp(text, "auto") && strcmp(text, "direct"))
+			return moe_fail(MOE_ERR_UNSUPPORTED,
+					"backward weights \"%s\"; the experts are %s, with which \"direct\" is possible",
+					text, m->format->name);
+		text = "direct";
+	}
 	if (m->params.inference_only || !p.layers) { /* no backward: only the name is looked at */
 		if (text && strcmp(text, "auto"))
 			MOE_TRY(moe_backward_mode_parse(text, &m->backward.mode, &ring));
@@ -231,6 +238,16 @@ static enum moe_status choose_backward(struct moe_model *m, int64_t memory)
 	return MOE_OK;
 }
 
+/* Experts in the format they are converted to, all else in 16 bits. */
+static size_t converted_bytes(const struct moe_model *m, const struct moe_param_count *count)
+{
+	struct moe_coding c = moe_format_coding(m->convert, m->arch.moe_intermediate);
+	double each = c.format->bits / 8.0 + (double)moe_scale_bytes(&c) / (double)c.group;
+	int64_t experts = count->groups[MOE_PARAMS_EXPERTS];
+
+	return 2 * (size_t)(count->total - experts) + (size_t)(each * (double)experts);
+}
+
 /* Everything that opening would allocate against the limit, before any of it is. */
 enum moe_status moe_model_plan_memory(struct moe_model *m, const struct moe_safetensors *st)
 {
@@ -241,11 +258,14 @@ enum moe_status moe_model_plan_memory(struct moe_model *m, const struct moe_safe
 	const char *backward = m->params.backward_weights;
 	struct moe_param_count count;
 
+	MOE_TRY(moe_model_choose_format(m, st));
 	moe_arch_count_params(&m->arch, &count);
 	if (!st)
 		weights = 2 * (size_t)count.total;
 	for (size_t i = 0; st && i < moe_safetensors_count(st); i++)
 		weights += moe_safetensors_at(st, i)->bytes;
+	if (m->convert)
+		weights = converted_bytes(m, &count);
 	slot = moe_decoder_slot_bytes(&m->decoder, lowest, m->params.max_tokens);
 	handles = handle_bytes(m, lowest);
 	total = weights + lora + slot * (size_t)m->params.slots + handles;

@@ -211,6 +211,22 @@ static void *rows_at(void *base, size_t row, size_t bytes)
 	return base ? (char *)base + row * bytes : NULL;
 }
 
+static struct moe_dropout dropout_of(const struct moe_experts *l, const struct moe_experts_state *s, int p,
+				     int e)
+{
+	struct moe_dropout d = { .position = s->drop_position, .i0 = l->part[p].i0 };
+
+	if (!s->drop)
+		return d;
+	d.p = l->dropout;
+	for (uint64_t i = 0; i < MOE_DROPPED; i++) {
+		uint64_t key = moe_dropout_mix(l->dropout_seed + (uint64_t)s->drop_step);
+
+		d.key[i] = moe_dropout_mix(moe_dropout_mix(key + i) + (uint64_t)e);
+	}
+	return d;
+}
+
 struct moe_expert_rows moe_expert_rows_of(const struct moe_experts *l,
 					  const struct moe_experts_state *s, int p, int e)
 {
@@ -246,6 +262,7 @@ struct moe_expert_rows moe_expert_rows_of(const struct moe_experts *l,
 		.w_part = rows_at(ps->w_part, o, 2 * r * f32),
 		.y = rows_at(ps->y, o, H * f32),
 		.part_rows = s->part_rows,
+		.drop = dropout_of(l, s, p, e),
 	};
 }
 

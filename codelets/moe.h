@@ -83,6 +83,8 @@ struct moe_experts {
 	struct moe_param router_param;
 	struct moe_router_lora *router_lora; /* where it is trained; codelets/router_lora.h. Not owned */
 	bool recompute; /* u, gate and up are computed again in the backward instead of kept */
+	float dropout;	/* of LoRA's inputs, where a pass asks for it */
+	uint64_t dropout_seed; /* of this layer */
 	int64_t *tokens_seen;		 /* [E] rows that gave gradients so far, or NULL */
 	float aux_coef;
 };
@@ -125,6 +127,9 @@ struct moe_experts_state {
 	struct moe_plan plan;
 	size_t part_rows; /* R */
 	bool recompute;	  /* u, gate and up of part[] are scratch */
+	/* dropout of this pass */
+	bool drop;
+	int64_t drop_step, drop_position;
 	const float *x;	  /* [T, H] input of router and experts */
 	uint16_t *x16;	  /* [T, H'] the same in bf16, where the kernels read it; kept */
 	const float *grad_out; /* [T, H] */

@@ -416,7 +416,8 @@ struct moe_experts_params {
 	int max_cache_depth; /* forwards kept for a backward at a time; 0: 1 */
 	int lora_rank;	     /* 0: no LoRA */
 	float lora_alpha;    /* > 0 with a rank; scale = alpha / rank */
-	float lora_dropout;  /* in [0, 1); only 0 is possible so far */
+	float lora_dropout;  /* of LoRA's inputs, in [0, 1); see moe_experts_set_dropout */
+	uint64_t seed;	     /* of dropout */
 	int train_base;	     /* gradients, masters and moments of the base weights */
 	enum moe_activations activations;
 	enum moe_dtype weight_dtype; /* widest dtype that weights are loaded from; with train_base F32 */
@@ -540,6 +541,18 @@ MOE_API enum moe_status moe_experts_backward_async(struct moe_expert_layer *laye
 						   const struct moe_array *grad_out, double scale,
 						   const struct moe_array *grad_x,
 						   const struct moe_array *grad_weights);
+enum moe_dropout_mode {
+	MOE_DROPOUT_SAVED = 0, /* forwards with save (the default) */
+	MOE_DROPOUT_ON,	       /* all, as for a forward that will be run again with save */
+	MOE_DROPOUT_OFF,       /* none */
+};
+/*
+ * For the forwards from here on (and their backwards). A mask depends on (seed, layer, step, projection, expert,
+ * position of the token, column) and on nothing else: a forward that is run again with the same step and position
+ * has the same one. step < 0: the updates so far. position: of x's first row in the global batch.
+ */
+MOE_API enum moe_status moe_experts_set_dropout(struct moe_expert_layer *layer, enum moe_dropout_mode mode,
+						int64_t step, int64_t position);
 /* Forgets the latest forward that is kept. */
 MOE_API enum moe_status moe_experts_drop(struct moe_expert_layer *layer);
 /* Until all calls on the object have ended; publishes what is pending. */
@@ -620,6 +633,9 @@ struct moe_model_params {
 	const char *backward_weights;
 	const char *adapter_format; /* of saved adapters: "peft" (NULL), "per-expert", "kt" */
 	int skip_value_check;	    /* do not look for NaN and Inf in the weights */
+	/* Experts that the checkpoint has in F32, F16 or BF16 become codes of this format ("int8", "int4", "fp8",
+	 * "mxfp4"); NULL, "keep": all weights stay as they are stored, quantised or not (docs/formats.md). */
+	const char *weights;
 	moe_progress_fn progress;
 	void *user;
 };
@@ -645,6 +661,7 @@ struct moe_model_info {
 	int64_t handles;	  /* of the runtime, in use by the engine */
 	double load_seconds;
 	const char *backward_weights; /* "direct", "shared:N", "resident"; lives as long as the model */
+	const char *expert_format;    /* "fp8", ...; NULL: plain. Static */
 };
 
 MOE_API enum moe_status moe_model_open(struct moe_engine *engine,

@@ -294,247 +294,6 @@ static void overlap(void)
 	done(&t, &w);
 }
 
-/* ---- steps ---- */
-
-static void rates(void)
-{
-	/* 100, 200, 100 and, after 50 of nothing, 400 ns */
-	static const struct made m[] = {
-		{ A,
-		  0,
-		  0,
-		  0,
-		  0,
-		  0,
-		  100,
-		  { 0 },
-		  .step = 1,
-		  .flops = 1000,
-		  .read = 400,
-		  .written = 100 },
-		{ A,
-		  0,
-		  0,
-		  0,
-		  0,
-		  100,
-		  300,
-		  { 0 },
-		  .step = 2,
-		  .flops = 1000,
-		  .read = 400,
-		  .written = 100 },
-		{ A,
-		  0,
-		  0,
-		  0,
-		  0,
-		  300,
-		  400,
-		  { 0 },
-		  .step = 3,
-		  .flops = 1000,
-		  .read = 400,
-		  .written = 100 },
-		{ A,
-		  0,
-		  450,
-		  450,
-		  450,
-		  450,
-		  850,
-		  { 0 },
-		  .step = 4,
-		  .flops = 1000,
-		  .read = 400,
-		  .written = 100 },
-	};
-	struct trace_rates r;
-	struct trace_window w;
-	struct trace t;
-
-	if (!MADE(&t, m, 1, 1, NULL))
-		return;
-	for (int i = 0; i < 4; i++) {
-		t.step[i].tokens = 10;
-		t.step[i].trained = NA;
-	}
-	CHECK(trace_rates(&t, &r) == 0 && r.n == 3 && r.step[0].step == 2);
-	CHECK(r.step[0].time == 200 && r.step[1].time == 100 && r.step[2].time == 400);
-	CHECK(near(r.tokens.median, 5e7) && isnan(r.trained.median)); /* 10 / 200 ns */
-	CHECK(near(r.tokens.low, 2.5e7) && near(r.tokens.high, 1e8)); /* of three: 7/27 each end */
-	CHECK(near(r.gflops.median, 5) && near(r.gbps.median, 2.5));
-	trace_rates_free(&r);
-	CHECK(trace_window_steady(&t, &w) == 0 && w.begin == 100 && w.end == 850);
-	CHECK(w.tokens == 30 && w.trained == NA && w.first_step == 2 && w.last_step == 4);
-	trace_window_free(&w);
-	trace_free(&t);
-}
-
-static void bootstrap(void)
-{
-	const double same[] = { 7, NAN, 7, 7, 7 }, two[] = { 1, 3 };
-	double many[1000];
-	struct trace_interval i = trace_bootstrap(same, 5), k;
-
-	CHECK(i.n == 4 && i.median == 7 && i.low == 7 && i.high == 7);
-	i = trace_bootstrap(two, 2);
-	CHECK(i.median == 2 && isnan(i.low) && isnan(i.high));
-	for (int n = 0; n < 1000; n++)
-		many[n] = n;
-	i = trace_bootstrap(many, 1000);
-	k = trace_bootstrap(many, 1000);
-	CHECK(i.median == 499.5 && i.low == k.low && i.high == k.high);
-	/* ranks of the median's interval: 500 -+ 1.96 sqrt(1000) / 2 = 500 -+ 31 */
-	CHECK(fabs(i.low - 469) < 6 && fabs(i.high - 531) < 6);
-}
-
-/* ---- experts ---- */
-
-static void experts(void)
-{
-	static const struct made m[] = {
-		{ PLAN,
-		  0,
-		  0,
-		  0,
-		  0,
-		  0,
-		  10,
-		  { 0 },
-		  .step = 3,
-		  .layer = 5,
-		  .phase = MOE_MXT_PHASE_FORWARD },
-		{ GATE_UP,
-		  0,
-		  0,
-		  10,
-		  10,
-		  10,
-		  40,
-		  { 1 },
-		  .step = 3,
-		  .layer = 5,
-		  .group = 1,
-		  .phase = MOE_MXT_PHASE_FORWARD },
-		{ GATE_UP,
-		  1,
-		  0,
-		  10,
-		  10,
-		  10,
-		  20,
-		  { 1 },
-		  .step = 3,
-		  .layer = 5,
-		  .group = 2,
-		  .phase = MOE_MXT_PHASE_FORWARD },
-		{ DOWN,
-		  0,
-		  0,
-		  40,
-		  40,
-		  40,
-		  50,
-		  { 2 },
-		  .step = 3,
-		  .layer = 5,
-		  .group = 1,
-		  .phase = MOE_MXT_PHASE_FORWARD },
-		{ DOWN,
-		  1,
-		  0,
-		  20,
-		  20,
-		  20,
-		  30,
-		  { 3 },
-		  .step = 3,
-		  .layer = 5,
-		  .group = 2,
-		  .phase = MOE_MXT_PHASE_FORWARD },
-		{ DOWN_BWD,
-		  0,
-		  0,
-		  50,
-		  50,
-		  50,
-		  65,
-		  { 4 },
-		  .step = 3,
-		  .layer = 5,
-		  .group = 1,
-		  .phase = MOE_MXT_PHASE_BACKWARD },
-		{ DOWN_BWD,
-		  1,
-		  0,
-		  50,
-		  50,
-		  50,
-		  55,
-		  { 5 },
-		  .step = 3,
-		  .layer = 5,
-		  .group = 2,
-		  .phase = MOE_MXT_PHASE_BACKWARD },
-	};
-	/* two micro-batches: 6, 2, 0, 4 together */
-	static const struct trace_routing r[] = { { 1, 10, 6, 6, 3, 4, 0, 4, 0 },
-						  { 1, 11, 6, 6, 3, 4, 1, 4, 4 } };
-	static const int64_t load[] = { 2, 2, 0, 2, 4, 0, 0, 2 };
-	struct trace_experts x;
-	struct trace_window w;
-	struct trace t;
-
-	if (!MADE(&t, m, 2, 1, NULL) || !CHECK(trace_window(&t, 0, 65, &w) == 0))
-		return;
-	made_routing(&t, r, 2, load, 8);
-	CHECK(trace_experts(&w, &x) == 0 && x.n == 2);
-	CHECK(x.row[0].step == 3 && x.row[0].layer == 4 && x.row[0].direction == TRACE_FORWARD);
-	CHECK(near(x.row[0].tokens_ratio, 2));	      /* 6 / 3 */
-	CHECK(near(x.row[0].tokens_cv, sqrt(5) / 3)); /* (9 + 1 + 9 + 1) / 4 = 5 */
-	CHECK(x.row[0].dead == 1 && x.row[0].experts == 4 && x.row[0].groups == 2);
-	CHECK(x.row[0].top[0] == 0 && x.row[0].top[1] == 3 && x.row[0].top[2] == 1);
-	CHECK(x.row[0].top_tokens[0] == 6 && x.row[0].top_tokens[2] == 2);
-	/* groups 30 + 10 and 10 + 10: 40 / 30, 10 / 30; backward 15 and 5: 15 / 10 */
-	CHECK(near(x.row[0].time_ratio, 4. / 3) && near(x.row[0].time_cv, 1. / 3));
-	CHECK(near(x.row[1].time_ratio, 1.5) && x.row[1].direction == TRACE_BACKWARD);
-	CHECK(x.worst == 1 && near(x.time_ratio[TRACE_FORWARD].median, 4. / 3));
-	CHECK(near(x.tokens_ratio[TRACE_BACKWARD].p95, 2) && x.dead[TRACE_FORWARD].median == 1);
-	CHECK(!trace_is_expert(&t, 0) && trace_is_expert(&t, 1));
-	trace_experts_free(&x);
-	done(&t, &w);
-}
-
-/* ---- outliers ---- */
-
-static void outliers(void)
-{
-	/* nine of 10 ns and one of 40; eight others of 10..17 ns with more rows; three too few */
-	struct made m[21] = { 0 };
-	int64_t at = 0, length;
-	struct trace_outliers o;
-	struct trace_window w;
-	struct trace t;
-
-	for (int i = 0; i < 21; i++) {
-		length = i == 4 ? 40 : i < 10 ? 10 : i < 18 ? i : 1000 * i;
-		m[i] = (struct made){ .kind = i < 18 ? A : B,
-				      .rows = i < 10 ? 5 : 100,
-				      .start = at,
-				      .stop = at + length,
-				      .cpu = i == 4 ? 8 : 0 };
-		at += length;
-	}
-	if (!MADE(&t, m, 1, 1, NULL) || !CHECK(trace_window(&t, 0, at, &w) == 0))
-		return;
-	CHECK(trace_outliers(&w, &o) == 0 && o.n == 1 && o.list[0].task == 4);
-	CHECK(o.list[0].expected == 10 && o.excess == 30 && o.list[0].preempted &&
-	      o.preempted == 1);
-	trace_outliers_free(&o);
-	done(&t, &w);
-}
-
 /* ---- curves ---- */
 
 static void curves(void)
@@ -624,6 +383,63 @@ static void check_sums(const struct trace *t)
 	trace_idle_free(x);
 }
 
+/* The definition, word for word, for one worker at one moment; -1: it is busy. */
+static int cause_at(const struct trace *t, int worker, int64_t now)
+{
+	bool mine = false, any = false, unsubmitted = false;
+	int32_t step = INT32_MAX; /* the current one */
+
+	for (int i = t->n_steps - 1; i >= 0; i--) {
+		int64_t ended = INT64_MIN;
+
+		for (int k = 0; k <= i; k++)
+			ended = t->step[k].end > ended ? t->step[k].end : ended;
+		step = now < ended ? t->step[i].step : step;
+	}
+	for (uint32_t i = 0; i < t->n_tasks; i++) {
+		const struct trace_task *k = &t->task[i];
+		bool waits = k->ready <= now && now < k->pop;
+
+		if (k->worker == worker && k->start <= now && now < k->stop)
+			return -1;
+		mine = mine || (k->worker == worker && k->ready <= now && now < k->start &&
+				(waits || k->pop <= now));
+		any = any || waits;
+		unsubmitted = unsubmitted || (k->step <= step && k->submit > now);
+	}
+	return mine	     ? TRACE_RUNTIME
+	       : any	     ? TRACE_PLACEMENT
+	       : unsubmitted ? TRACE_SUBMISSION
+			     : TRACE_DEPENDENCY;
+}
+
+static void causes(void)
+{
+	state = moe_test_seed();
+	for (int round = 0; round < (moe_test_full() ? 200 : 20); round++) {
+		int64_t got[TRACE_CAUSES], want[TRACE_CAUSES] = { 0 };
+		int n = 1 + (int)below(60), workers = 1 + (int)below(4);
+		struct trace_idle *x;
+		struct made m[60];
+		struct trace t;
+
+		random_trace(m, n, workers);
+		if (!made_trace(&t, m, (size_t)n, workers, 1, NULL))
+			return;
+		for (int64_t now = t.first; now < t.last; now++)
+			for (int w = 0; w < workers; w++) {
+				int cause = cause_at(&t, w, now);
+
+				want[cause < 0 ? 0 : cause] += cause >= 0;
+			}
+		x = trace_idle_new(&t);
+		trace_idle_within(x, -1, t.first, t.last, got);
+		CHECK(!memcmp(got, want, sizeof got));
+		trace_idle_free(x);
+		trace_free(&t);
+	}
+}
+
 static void sums(void)
 {
 	int rounds = moe_test_full() ? 2000 : 200;
@@ -652,11 +468,8 @@ const struct moe_test moe_suite_tests[] = {
 	{ "realised critical path", realised },
 	{ "times per kind and layer", times },
 	{ "overlap and exposure", overlap },
-	{ "rates over steady steps", rates },
-	{ "bootstrap", bootstrap },
-	{ "expert imbalance", experts },
-	{ "outliers", outliers },
 	{ "curves", curves },
+	{ "random traces: causes as defined, moment by moment", causes },
 	{ "random traces: causes sum to the idle time, bounds are bounds", sums },
 	{ NULL, NULL },
 };

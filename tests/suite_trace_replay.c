@@ -358,24 +358,36 @@ static void lost(void)
 	trace_free(&t);
 }
 
+/* A task of layer 0. */
+#define GROUP(what, worker, begin, end, after, of_group, in_phase)                                 \
+	{                                                                                          \
+		what, worker, 0, begin, begin, begin, end, { after },                              \
+			.layer = 1, .group = of_group, .phase = in_phase                           \
+	}
+
 static void repacks(void)
 {
 	static const struct made m[] = {
-		{ REPACK_BWD, 0, 0, 0, 0, 0, 10, { 0 }, .layer = 1, .group = 1, .phase = 2 },
-		{ DOWN_BWD, 1, 0, 0, 10, 10, 20, { 0 }, .layer = 1, .group = 1, .phase = 2 },
-		{ DOWN_BWD, 0, 0, 0, 10, 10, 20, { 0 }, .layer = 1, .group = 2, .phase = 2 },
-		{ REPACK, 0, 0, 0, 20, 20, 30, { 0 }, .layer = 1, .group = 1, .phase = 3 },
-		{ GATE_UP, 1, 0, 0, 30, 30, 40, { 0 }, .layer = 1, .group = 1, .phase = 1 },
+		GROUP(REPACK_BWD, 0, 0, 10, 0, 1, 2), GROUP(DOWN_BWD, 1, 10, 20, 1, 1, 2),
+		GROUP(DOWN_BWD, 0, 10, 20, 0, 2, 2),  GROUP(REPACK, 0, 20, 30, 0, 1, 3),
+		GROUP(GATE_UP, 1, 30, 40, 4, 1, 1),
 	};
+	struct trace_verify v = { 0 };
 	struct trace t;
 
 	if (!MADE(&t, m, 2, 1, NULL))
 		return;
 	expect_good(&t);
-	t.task[1].start = t.task[1].pop = 9; /* before its copy is made */
+	t.task[1].n_pred = 0; /* in order by luck */
 	expect(&t, TRACE_RULE_REPACK);
+	t.task[1].n_pred = 1;
+	t.task[1].start = t.task[1].pop = 9; /* before its copy is made */
+	CHECK(trace_verify(&t, &v) == 3 && v.found[TRACE_RULE_REPACK] == 1);
+	CHECK(v.found[TRACE_RULE_ORDER] == 1 && v.found[TRACE_RULE_DEPS] == 1);
 	t.task[1].start = t.task[1].pop = 10;
-	t.task[4].start = t.task[4].pop = 29; /* reads what is repacked until 30 */
+	t.task[4].start = t.task[4].pop = t.task[4].ready =
+		29; /* reads what is repacked until 30 */
+	t.task[4].n_pred = 0;
 	expect(&t, TRACE_RULE_REPACK);
 	trace_free(&t);
 }

@@ -20,6 +20,7 @@
 #define MOE_CODELETS_KERNELS_H
 
 #include "codelets/format.h"
+#include "codelets/kernels/dropout.h"
 #include "engine/base.h"
 
 /* Fixed widths that results depend on; never derived from worker counts. */
@@ -115,6 +116,7 @@ struct moe_expert_rows {
 		*wg; /* [chunks of I][part_rows][2r'] partial dgate B_gate | dup B_up; [m, 2r'] */
 	float *y;    /* [m, H'] output rows, later grad_x rows */
 	size_t part_rows; /* rows between two chunks' partial sums */
+	struct moe_dropout drop; /* of LoRA's inputs: then y is scratch of gather, and masters are read */
 };
 
 /*

@@ -179,7 +179,8 @@ def _alpaca(row):
     system = _string(row, "system", "")
     if system:
         messages.append({"role": "system", "content": system})
-    for pair in row.value.get("history") or []:
+    history = row.value.get("history") or []
+    for pair in history if isinstance(history, list) else [history]:
         if not (isinstance(pair, (list, tuple)) and len(pair) == 2 and all(isinstance(p, str) for p in pair)):
             row.fail("'history' must be a list of [question, answer] pairs")
         messages += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
@@ -229,7 +230,7 @@ def _sharegpt(row):
     for number, turn in enumerate(_list(row, "conversations"), 1):
         if not isinstance(turn, dict) or not isinstance(turn.get("value"), str):
             row.fail(f"conversations {number}: expected an object with 'from' and 'value' (strings)")
-        role = _SHAREGPT_ROLES.get(turn.get("from"))
+        role = _SHAREGPT_ROLES.get(str(turn.get("from")))
         if role is None:
             row.fail(f"conversations {number}: unknown role '{turn.get('from')}'; known: {', '.join(_SHAREGPT_ROLES)}")
         if role == "call":

@@ -30,6 +30,9 @@ class Doctor(Case):
         self.assertRegex(text, r"ref +(chosen|possible)")
         self.assertIn("type: moesaic doctor --calibrate", text)
 
+    def test_nothing_but_the_report(self):
+        self.assertEqual(self.doctor(MOESAIC_MACHINE="").stderr, "")
+
     def test_json(self):
         values = self.values(MOESAIC_MACHINE="", MOESAIC_ISA="ref")
         self.assertGreaterEqual(values["cores"], 1)

@@ -4,6 +4,7 @@ happened, no half-written file has a final name, and what is no error changes no
 
 import os
 import resource
+import shutil
 import subprocess
 import unittest
 
@@ -99,6 +100,45 @@ class Faults(Case):
         for arguments in (["eval", "--model", MODEL, "--data", self.data, "--threads", "2"],
                           ["estimate", "--model", MODEL]):  # fmt: skip
             self.each("read", lambda: arguments, lambda f, r: r.returncode and self.check_failure(f, r, (2, 3)))
+
+    def test_merge_and_convert(self):
+        """The result is whole or is not there under its name."""
+        adapter = self.out
+
+        def files(folder):
+            result = {}
+            for base, _, names in os.walk(folder):
+                for name in names:
+                    with open(os.path.join(base, name), "rb") as file:
+                        result[os.path.relpath(os.path.join(base, name), folder)] = file.read()
+            return result
+
+        for make in (lambda to: ["merge", "--model", MODEL, "--adapter", adapter, "--output-dir", to],
+                     lambda to: ["convert", adapter, to, "--adapter-format", "per-expert"]):  # fmt: skip
+            result, _ = self.run_with("alloc:1000000000", *make(self.path("whole")))
+            self.assertEqual(result.returncode, 0, result.stderr)
+            whole = files(self.path("whole"))
+            shutil.rmtree(self.path("whole"))
+
+            def arguments():
+                self.targets = getattr(self, "targets", 0) + 1
+                return make(self.path(f"to-{self.targets}"))
+
+            def check(fault, result):
+                found = files(self.path(f"to-{self.targets}"))
+                shutil.rmtree(self.path(f"to-{self.targets}"), ignore_errors=True)
+                if result.returncode:
+                    self.check_failure(fault, result, (2, 3))
+                else:
+                    self.assertEqual(found, whole, fault)
+
+            for kind in ("write", "open", "sync", "read", "half", "short"):
+                self.each(kind, arguments, check, dense=12)
+            for n in instants(20, 1.5, 10**7):
+                result, _ = self.run_with(f"alloc:{n}", *arguments())
+                check(f"alloc:{n}", result)
+                if result.returncode == 0:
+                    break
 
     @unittest.skipUnless(os.path.exists(VENV_PYTHON), "no build/venv (./run setup makes it)")
     def test_data_and_generate(self):

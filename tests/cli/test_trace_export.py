@@ -8,7 +8,9 @@ import re
 import sqlite3
 import subprocess
 import unittest
+from random import Random
 
+import mxt
 import small_trace
 import viewers
 from small_trace import EDGES, KINDS, MS, NEEDED, ROWS
@@ -26,7 +28,7 @@ class Export(Case):
         self.small = small_trace.write(self.path("small.mxt"))
 
     def run_trace(self, *arguments):
-        return subprocess.run([TRACE_TOOL, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+        return subprocess.run([TRACE_TOOL, *map(str, arguments)], capture_output=True, text=True, timeout=900)
 
     def trace(self, *arguments):
         result = self.run_trace(*arguments)
@@ -253,14 +255,53 @@ class Export(Case):
                 self.assertIn("file", self.refused("export", self.small, "--to", to, "-o", self.path("file")))
         self.assertEqual([n for n in os.listdir(self._folder.name) if "part-" in n], [])
 
-    def test_full_disk(self):
-        if not os.path.exists("/dev/full"):
-            self.skipTest("no /dev/full")
+    def test_chrome_is_for_a_window(self):
+        if not os.environ.get("MOESAIC_TEST_FULL"):
+            self.skipTest("a large trace: only in ./run test --full")
+        made = self.path("made.mxt")
+        subprocess.run([MAKE, made, "--tasks", "410000"], check=True, capture_output=True)
+        self.assertIn("choose a window with --step or --time", self.refused("export", made, "--to", "chrome"))
+        self.export("chrome", "--step", "2", trace=made)
+
+    def test_a_folder_in_the_way(self):
         os.mkdir(self.path("dir"))
         for to in ("chrome", "perfetto", "paje"):  # a folder is in the way of the rename
             line = self.refused("export", self.small, "--to", to, "-o", self.path("dir"))
             self.assertIn("dir", line)
         self.assertEqual(os.listdir(self.path("dir")), [])
+
+    def test_hostile_values(self):
+        """Well-formed chunks that say what cannot be: an answer or one line of error, and what is written can be read."""
+        random = Random(6)
+        values = [0, 1, -1, 2, 255, 1 << 20, 1 << 31, -(1 << 31), 1 << 40, 1 << 62, -(1 << 62), (1 << 63) - 1, -(1 << 63)]
+        for _ in range(60 if os.environ.get("MOESAIC_TEST_FULL") else 15):
+            tasks = small_trace.tasks()
+            for _ in range(random.randint(1, 4)):
+                field = random.choice(sorted(set(tasks[0]) - {"id", "waits"}))
+                random.choice(tasks)[field] = random.choice(values)
+            random.choice(tasks)["waits"] = [random.choice([1, 2, 3, 6, 99])]
+            header = {**small_trace.HEADER, random.choice(list(small_trace.HEADER)): random.choice(["", "x", "-1", "99999999"])}
+            any_of = lambda n: [random.choice(values) for _ in range(n)]  # noqa: E731
+            routing = [(1, 1, random.choice([0, 5, -1]), 0, *any_of(3), any_of(4))]
+            memory = [(random.choice(values), "w", random.choice([-5, -1, 0, 1, 9]), random.choice(values)) for _ in range(3)]
+            marks = [(random.choice(values), random.choice([0, 1, 2, 9]), random.choice([0, 1, 2]), 64, 60) for _ in range(3)]
+            host = [(random.choice([0, 1, 9]), 1, *any_of(2)) for _ in range(3)]
+            mxt.write(self.path("odd.mxt"), header, tasks, routing=routing, memory=memory, marks=marks, host=host)
+            for to in FORMATS + ["report"]:
+                out = self.path("odd-" + to)
+                command = ["report"] if to == "report" else ["export", "--to", to, "--dep", random.choice(["all", "path"])]
+                result = self.run_trace(*command, self.path("odd.mxt"), "-o", out)
+                if result.returncode:
+                    self.assertEqual((result.returncode, result.stderr.count("\n")), (2, 1), result.stderr)
+                elif to == "chrome":
+                    json.loads(self.text(out))
+                elif to == "perfetto":
+                    with open(out, "rb") as file:
+                        viewers.perfetto(file.read())
+                elif to == "paje":
+                    viewers.paje(self.text(out))
+                elif to == "report":
+                    json.loads(re.search(r'id="data">\n(.*?)\n</script>', self.text(out), re.S).group(1))
 
     def test_every_format_of_a_made_trace_counts_the_same(self):
         made = self.path("made.mxt")

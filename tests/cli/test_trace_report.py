@@ -19,6 +19,37 @@ MAKE = os.environ["MOESAIC_TRACE_MAKE"]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
+# Moves and clicks as a person would, after the page is there; says what it sees in an element of its own.
+TRIAL = """
+<pre id="trial"></pre><script>
+(async () => {
+const $ = id => document.getElementById(id), canvas = document.querySelector('#gantt canvas'), seen = {};
+const frame = () => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
+const change = (id, value) => { $(id).value = value; $(id).dispatchEvent(new Event('change')); };
+const key = k => canvas.dispatchEvent(new KeyboardEvent('keydown', { key: k, bubbles: true }));
+canvas.setPointerCapture = () => {};
+const point = (type, x, y, id = 1) => { const r = canvas.getBoundingClientRect();
+  canvas.dispatchEvent(new PointerEvent(type, { pointerId: id, clientX: r.left + x, clientY: r.top + y, bubbles: true })); };
+const note = async name => { await frame(); seen[name] = $('range').textContent.replace(/\u202f/g, ' '); };
+const width = canvas.clientWidth - 72, x = ms => 64 + width * ms / 9.5, rows = canvas.clientHeight - 4 - 60;
+await note('whole');
+canvas.dispatchEvent(new WheelEvent('wheel', { deltaY: -80, clientX: canvas.getBoundingClientRect().left + x(0), bubbles: true, cancelable: true }));
+await note('wheel');
+key('0'); await note('all'); key('+'); await note('plus'); key('ArrowRight'); await note('right'); key('-'); key('-'); await note('minus');
+point('pointermove', x(5), rows + 45); seen.tip = $('tip').textContent;
+point('pointerdown', x(5), rows + 45); point('pointerup', x(5), rows + 45); await frame(); seen.clicked = $('facts').textContent;
+key('n'); seen.next = $('facts').textContent; key('p'); seen.before = $('facts').textContent;
+key('Escape'); seen.cleared = $('facts').textContent; key('0');
+change('find', '7'); seen.found = $('facts').textContent; change('find', '8'); seen.not_found = $('find').value;
+for (const c of ['phase', 'layer', 'cpu', 'kind']) { change('colour', c); await frame(); seen[c] = $('legend').textContent; }
+for (const t of ['dark', 'light', 'auto']) { change('theme', t); await frame(); seen[t] = getComputedStyle(document.body).backgroundColor; }
+key('0'); await frame(); key('+'); await frame();
+point('pointerdown', x(5), rows); point('pointermove', x(4), rows); point('pointerup', x(4), rows); await note('dragged');
+$('trial').textContent = JSON.stringify(seen);
+})();
+</script></body>"""
+
+
 class Page(html.parser.HTMLParser):
     """Elements that would fetch something, and the texts of elements with an id."""
 
@@ -46,7 +77,7 @@ class Page(html.parser.HTMLParser):
 class Report(Case):
     def report(self, trace, *more):
         path = self.path("page.html")
-        result = subprocess.run([TRACE_TOOL, "report", trace, "-o", path, *more], capture_output=True, text=True, timeout=120)
+        result = subprocess.run([TRACE_TOOL, "report", trace, "-o", path, *more], capture_output=True, text=True, timeout=900)
         self.assertEqual(result.returncode, 0, result.stderr)
         with open(path, encoding="utf-8") as file:
             return path, file.read()
@@ -64,9 +95,13 @@ class Report(Case):
         """The page's elements after its script ran; fails on anything in its console."""
         if not BROWSER:
             self.skipTest("no chromium, chromium-browser or google-chrome")
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        with open(path, "w", encoding="utf-8") as file:  # a page that is only dumped has no frames, and would not draw
+            file.write(text.replace("<head>", "<head><script>window.requestAnimationFrame = f => setTimeout(f, 10)</script>", 1))
         command = [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.path('browser')}", "--enable-logging=stderr"]
         command += ["--window-size=1280,1000", "--virtual-time-budget=20000", *flags, "--dump-dom", f"file://{path}{fragment}"]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=900)
         console = [line for line in result.stderr.split("\n") if ":CONSOLE" in line]
         self.assertEqual(console, [])
         self.assertIn("</html>", result.stdout, result.stderr[-2000:])
@@ -139,6 +174,33 @@ class Report(Case):
             self.assertGreater(len(page.texts[name]), 12, name)
             self.assertNotRegex(page.texts[name], "NaN|undefined|Infinity", name)
         self.assertEqual(page.fetches, [])
+
+    def test_moving_about(self):
+        path, text = self.report(self.small())
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text.replace("</body>", TRIAL))
+        seen = json.loads(self.browse(path).texts["trial"])
+        self.assertIn("(9.50 ms shown)", seen["whole"])
+        self.assertRegex(seen["wheel"], r"^0 ns to 6\.\d+ ms")
+        self.assertEqual(seen["all"], seen["whole"])
+        self.assertIn("(5.70 ms shown)", seen["plus"])
+        self.assertRegex(seen["right"], r"^3\.04\d* ms to 8\.74\d* ms")
+        self.assertEqual(seen["minus"], seen["whole"])
+        self.assertIn("down L0 g1", seen["tip"])
+        self.assertIn("down L0 g1", seen["clicked"])
+        self.assertIn("task 3 of 5 on the realised critical path", seen["clicked"])
+        self.assertIn("task 4 of 5", seen["next"])
+        self.assertIn("task 3 of 5", seen["before"])
+        self.assertEqual(seen["cleared"], "")
+        self.assertIn("update L0 g0", seen["found"])
+        self.assertEqual(seen["not_found"], "")
+        self.assertIn("forward", seen["phase"])
+        self.assertIn("layer 0", seen["layer"])
+        self.assertIn("half of it", seen["cpu"])
+        self.assertIn("gate_up", seen["kind"])
+        self.assertNotEqual(seen["dark"], seen["light"])
+        self.assertEqual(seen["auto"], seen["light"])
+        self.assertRegex(seen["dragged"], r"^2\.5\d* ms to 8\.2\d* ms")
 
     def test_opens_in_the_dark_and_on_a_phone(self):
         path, _ = self.report(self.made())

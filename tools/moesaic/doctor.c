@@ -3,6 +3,7 @@
 #include "tools/moesaic/commands.h"
 #include "tools/moesaic/doctor.h"
 #include "tools/moesaic/python.h"
+#include "tools/moesaic/start_noise.h"
 
 #include <stdlib.h>
 #include <time.h>
@@ -115,8 +116,12 @@ static void try_engine(struct doctor *d)
 	struct moe_engine_params p = { .struct_size = sizeof p };
 	struct moe_engine_info info = { .struct_size = sizeof info };
 	struct moe_engine *e = NULL;
+	enum moe_status st;
 
-	if (moe_engine_open(&p, &e) == MOE_OK && moe_engine_get_info(e, &info) == MOE_OK) {
+	start_noise_begin();
+	st = moe_engine_open(&p, &e);
+	start_noise_end();
+	if (st == MOE_OK && moe_engine_get_info(e, &info) == MOE_OK) {
 		d->workers = info.workers;
 		d->parts = info.parts;
 	} else {

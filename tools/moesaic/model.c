@@ -97,7 +97,9 @@ static int open_both(struct tool_model *m, const struct settings *s, struct moe_
 
 int tool_model_open_inference(struct tool_model *m, const struct settings *s, int64_t max_tokens)
 {
-	struct moe_model_params p = { .inference_only = 1, .max_tokens = (int)max_tokens };
+	struct moe_model_params p = { .inference_only = 1,
+				      .max_tokens = (int)max_tokens,
+				      .weights = settings_text(s, "weights") };
 
 	return open_both(m, s, &p);
 }
@@ -141,6 +143,7 @@ char *tool_model_params(const struct settings *s, struct moe_model_params *p)
 		.aux_coef = settings_real(s, "aux-loss"),
 		.max_tokens = by_rows ? 0 : (int)settings_int(s, "batch-tokens"),
 		.backward_weights = settings_text(s, "backward-weights"),
+		.weights = settings_text(s, "weights"),
 	};
 	return targets;
 }
@@ -251,6 +254,8 @@ void tool_model_describe(const struct tool_model *m, const struct settings *s, F
 	fprintf(to, "trainable params: %s || all params: %s || trainable%%: %.4f\n",
 		grouped(i->trainable_params), grouped(all),
 		100 * (double)i->trainable_params / (double)all);
+	if (i->expert_format)
+		fprintf(to, "weights      experts in %s, frozen\n", i->expert_format);
 	fprintf(to, "memory       weights %.2f GiB, adapter %.2f, activations %.2f, runtime %.2f\n",
 		gib(i->weight_bytes), gib(i->lora_bytes), gib(i->activation_bytes),
 		gib(i->handles * HANDLE_BYTES));

@@ -75,6 +75,12 @@ struct trace_host_tracks {
 int trace_host_tracks(const struct trace *t, struct trace_host_tracks *h);
 void trace_host_tracks_free(struct trace_host_tracks *h);
 
+/* Names of phases and host intervals; those of tomorrow are "unknown". */
+static inline const char *trace_named(const char *name)
+{
+	return name ? name : "unknown";
+}
+
 /* ---- tables, for formats that are tables ---- */
 
 struct trace_cell {

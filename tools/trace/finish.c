@@ -220,12 +220,60 @@ static struct trace_step *step_of(const struct trace *t, int32_t step)
 	return low < t->n_steps && t->step[low].step == step ? &t->step[low] : NULL;
 }
 
-/* A step that was begun again (a resumed run in one trace) keeps the tasks' own times. */
+/* The first step whose tasks come at or after a time, NULL: none. */
+static struct trace_step *step_after(const struct trace *t, int64_t time)
+{
+	int low = 0, high = t->n_steps;
+
+	while (low < high) {
+		int middle = (low + high) / 2;
+
+		if (t->step[middle].begin < time)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low < t->n_steps ? &t->step[low] : NULL;
+}
+
+#define IN_FLIGHT 8
+
+/* Steps that marks have begun, by the marks' numbers. */
+struct begun {
+	int32_t number[IN_FLIGHT];
+	struct trace_step *step[IN_FLIGHT];
+	unsigned n;
+};
+
+/*
+ * Whoever marks steps may count them otherwise than the tasks do (a caller of the C API counts its
+ * own, a block its updates). A beginning that is later than the step of its number goes to the next
+ * one by time, and so do the later marks of that number.
+ */
+static struct trace_step *step_of_mark(const struct trace *t, struct begun *b,
+				       const struct trace_mark *m)
+{
+	struct trace_step *s = step_of(t, m->step);
+
+	if (m->what == MOE_MXT_STEP_BEGIN) {
+		s = s && m->time <= s->end ? s : step_after(t, m->time);
+		b->number[b->n % IN_FLIGHT] = m->step;
+		b->step[b->n++ % IN_FLIGHT] = s;
+		return s;
+	}
+	for (unsigned i = 0; i < IN_FLIGHT && i < b->n; i++)
+		if (b->number[(b->n - 1 - i) % IN_FLIGHT] == m->step)
+			return b->step[(b->n - 1 - i) % IN_FLIGHT];
+	return s;
+}
+
 static void apply_marks(struct trace *t)
 {
+	struct begun begun = { .n = 0 };
+
 	for (uint32_t i = 0; i < t->n_marks; i++) {
 		const struct trace_mark *m = &t->mark[i];
-		struct trace_step *s = step_of(t, m->step);
+		struct trace_step *s = step_of_mark(t, &begun, m);
 
 		if (!s)
 			continue;

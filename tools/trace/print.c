@@ -2,6 +2,7 @@
 #include "tools/trace/print.h"
 
 #include <math.h>
+#include <string.h>
 
 static const char *scaled(double v, const char *unit, char *buf)
 {
@@ -60,4 +61,36 @@ void print_cell(FILE *out, const char *text, int width)
 		putc((unsigned char)*text < 0x20 || *text == 0x7f ? '?' : *text, out);
 	for (; used < width; used++)
 		putc(' ', out);
+}
+
+/* How much of a line of n bytes goes into one of `width`: up to its last space. */
+static int fits(const char *line, int n, int width)
+{
+	int at = width;
+
+	if (n <= width)
+		return n;
+	while (at > width / 2 && line[at] != ' ')
+		at--;
+	return line[at] == ' ' ? at : width;
+}
+
+void print_wrapped(FILE *out, const char *text, int width)
+{
+	while (*text) {
+		int n = (int)strcspn(text, "\n"), taken = fits(text, n, width);
+
+		fprintf(out, "%.*s\n", taken, text);
+		text += taken;
+		n -= taken;
+		while (n > 0) {
+			n -= *text == ' ';
+			text += *text == ' ';
+			taken = fits(text, n, width - 4);
+			fprintf(out, "    %.*s\n", taken, text);
+			text += taken;
+			n -= taken;
+		}
+		text += *text == '\n';
+	}
 }

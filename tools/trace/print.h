@@ -13,5 +13,7 @@ const char *print_share(double part, double whole, char *buf); /* "12.3 %" */
 const char *print_count(double v, char *buf);		       /* "1.23 G"; three digits */
 /* A text in `width` columns: control bytes become '?', what has no room is cut. */
 void print_cell(FILE *out, const char *text, int width);
+/* Lines longer than `width` columns (bytes) go on in the next one, indented by 4. */
+void print_wrapped(FILE *out, const char *text, int width);
 
 #endif

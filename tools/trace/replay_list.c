@@ -49,9 +49,9 @@ struct list {
 	const struct replay_machine *m;
 	struct ranks *set; /* [classes] one per part, the last for tasks of no part */
 	int classes;
-	uint32_t *task;	   /* by rank */
-	uint32_t *example; /* [classes] a task of the class: whether a worker may run it holds for
-			      all */
+	uint32_t *ready; /* [classes] tasks in the set */
+	bool *may;	 /* [classes * workers] whether a worker may run a class */
+	uint32_t *task;	 /* by rank */
 };
 
 static bool open_ranks(struct ranks *s, uint32_t n)
@@ -109,13 +109,23 @@ static void list_close(void *state)
 	for (int c = 0; l->set && c < l->classes; c++)
 		for (int i = 0; i < LEVELS; i++)
 			free(l->set[c].word[i]);
-	free(l->set), free(l->task), free(l->example);
+	free(l->set), free(l->task), free(l->ready), free(l->may);
 	free(l);
+}
+
+/* Whether workers may run a class holds for all of its tasks: one is asked for. */
+static void allow(struct list *l, int class, uint32_t task)
+{
+	const struct replay_machine *m = l->m;
+
+	for (int w = 0; m->may_run && w < m->workers; w++)
+		l->may[class * m->workers + w] = m->may_run(l->r, task, w, m->user);
 }
 
 static void *list_open(const struct replay *r, const struct replay_machine *m)
 {
 	struct list *l = calloc(1, sizeof *l);
+	bool good;
 
 	if (!l)
 		return NULL;
@@ -123,31 +133,33 @@ static void *list_open(const struct replay *r, const struct replay_machine *m)
 	l->m = m;
 	l->classes = m->may_run ? r->trace->n_parts + 1 : 1;
 	l->set = calloc((size_t)l->classes, sizeof *l->set);
-	l->example = malloc((size_t)l->classes * sizeof *l->example);
+	l->ready = calloc((size_t)l->classes, sizeof *l->ready);
+	l->may = calloc((size_t)l->classes * (size_t)m->workers + 1, sizeof *l->may);
 	l->task = malloc(((size_t)r->n + 1) * sizeof *l->task);
-	if (!l->set || !l->example || !l->task) {
-		list_close(l);
-		return NULL;
-	}
-	memset(l->example, 0xff, (size_t)l->classes * sizeof *l->example);
-	for (uint32_t i = 0; i < r->n; i++) {
+	good = l->set && l->ready && l->may && l->task;
+	for (uint32_t i = 0; good && i < r->n; i++) {
+		int class = class_of(l, i);
+
 		l->task[r->rank[i]] = i;
-		l->example[class_of(l, i)] = i;
+		if (l->set[class].word[0])
+			continue;
+		allow(l, class, i);
+		good = open_ranks(&l->set[class], r->n);
 	}
-	for (int c = 0; c < l->classes; c++)
-		if (l->example[c] != TRACE_NO_TASK && !open_ranks(&l->set[c], r->n)) {
-			list_close(l);
-			return NULL;
-		}
-	return l;
+	if (good)
+		return l;
+	list_close(l);
+	return NULL;
 }
 
 static void list_push(void *state, uint32_t task, int64_t now)
 {
 	struct list *l = state;
+	int class = class_of(l, task);
 
 	(void)now;
-	insert(&l->set[class_of(l, task)], l->r->rank[task]);
+	insert(&l->set[class], l->r->rank[task]);
+	l->ready[class]++;
 }
 
 static uint32_t list_pop(void *state, int worker, int64_t now)
@@ -160,8 +172,7 @@ static uint32_t list_pop(void *state, int worker, int64_t now)
 	for (int c = 0; c < l->classes; c++) {
 		uint32_t rank;
 
-		if (l->example[c] == TRACE_NO_TASK ||
-		    (l->m->may_run && !l->m->may_run(l->r, l->example[c], worker, l->m->user)))
+		if (!l->ready[c] || (l->m->may_run && !l->may[c * l->m->workers + worker]))
 			continue;
 		rank = smallest(&l->set[c]);
 		if (rank < best) {
@@ -172,6 +183,7 @@ static uint32_t list_pop(void *state, int worker, int64_t now)
 	if (best == TRACE_NO_TASK)
 		return TRACE_NO_TASK;
 	erase(&l->set[from], best);
+	l->ready[from]--;
 	return l->task[best];
 }
 

@@ -335,13 +335,36 @@ static struct trace_key *by_group(const struct trace *t, bool backward, uint32_t
 	return NULL;
 }
 
-/* A reader in the backward starts after the copy that was ordered last before it was made. */
+static bool waits_for(const struct trace *t, uint32_t task, uint32_t pred)
+{
+	const struct trace_task *k = &t->task[task];
+
+	for (uint32_t p = 0; p < k->n_pred; p++)
+		if (t->pred[k->first_pred + p] == pred)
+			return true;
+	return false;
+}
+
+/* A reader waits for the copy of its step that was ordered last before it, and starts after it. */
+static void check_reader(const struct checking *c, uint32_t task, uint32_t made)
+{
+	const struct trace_task *k = &c->t->task[task], *copy = &c->t->task[made];
+	char a[160], b[160];
+
+	if (copy->stop > k->start)
+		found(c, TRACE_RULE_REPACK, "%s starts %lld ns before %s has ended",
+		      name_of(c, task, a), (long long)(copy->stop - k->start), name_of(c, made, b));
+	else if (!c->v->partial && copy->step == k->step && copy->micro == k->micro &&
+		 !waits_for(c->t, task, made))
+		found(c, TRACE_RULE_REPACK, "%s does not wait for %s", name_of(c, task, a),
+		      name_of(c, made, b));
+}
+
 static int check_copies(const struct checking *c)
 {
 	const struct trace *t = c->t;
 	uint32_t n, made = TRACE_NO_TASK;
 	struct trace_key *key = by_group(t, true, &n);
-	char a[160], b[160];
 
 	for (uint32_t i = 0; key && i < n; i++) {
 		uint32_t task = key[i].value;
@@ -350,11 +373,8 @@ static int check_copies(const struct checking *c)
 			made = TRACE_NO_TASK;
 		if (role_of(t, &t->task[task], true) == REPACK_BWD)
 			made = task;
-		else if (made != TRACE_NO_TASK && t->task[made].stop > t->task[task].start)
-			found(c, TRACE_RULE_REPACK, "%s starts %lld ns before %s has ended",
-			      name_of(c, task, a),
-			      (long long)(t->task[made].stop - t->task[task].start),
-			      name_of(c, made, b));
+		else if (made != TRACE_NO_TASK)
+			check_reader(c, task, made);
 	}
 	free(key);
 	return key ? 0 : -1;

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What metrics share, and the summary: one section after the other. */
+#include "tools/trace/print.h"
 #include "tools/trace/replay.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define MAX_METRICS 64
+#define COLUMNS 100
 
 int trace_view_open(const struct trace *t, int first, int last, struct trace_view *v, char *error,
 		    size_t size)
@@ -66,12 +69,19 @@ int trace_summary_json(const struct trace_view *v, struct trace_json *out)
 int trace_summary_text(const struct trace_view *v, FILE *out)
 {
 	const struct trace_metric *list[MAX_METRICS];
-	int n = sorted(list);
+	int n = sorted(list), rc = 0;
+	char *text = NULL;
+	size_t size = 0;
+	FILE *memory = open_memstream(&text, &size);
 
-	for (int i = 0; i < n; i++)
-		if (list[i]->text && list[i]->text(v, out))
-			return -1;
-	return 0;
+	for (int i = 0; memory && !rc && i < n; i++)
+		rc = list[i]->text ? list[i]->text(v, memory) : 0;
+	if (!memory || fclose(memory))
+		rc = -1;
+	if (!rc)
+		print_wrapped(out, text, COLUMNS);
+	free(text);
+	return rc;
 }
 
 int trace_view_replay(struct trace_view *v)

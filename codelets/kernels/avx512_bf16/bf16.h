@@ -75,6 +75,19 @@ INLINE void put(float *y, __m512 v, enum moe_out out)
 		_mm512_storeu_ps(y, out == MOE_OUT_ADD ? _mm512_add_ps(_mm512_loadu_ps(y), v) : v);
 }
 
+/* Lanes hold 4 partial sums of n = 4 j + lane in vector j; returns the sums in order of n. */
+INLINE __m512 fold(const __m512 v[4])
+{
+	const __m512i order =
+		_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+	__m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
+	__m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
+	__m512d lo = _mm512_unpacklo_pd((__m512d)ab, (__m512d)cd);
+	__m512d hi = _mm512_unpackhi_pd((__m512d)ab, (__m512d)cd);
+
+	return _mm512_permutexvar_ps(order, _mm512_add_ps((__m512)lo, (__m512)hi));
+}
+
 /* STREAM needs whole cache lines. */
 static inline enum moe_out out_mode(enum moe_out out, const float *y, int64_t ldy)
 {

@@ -25,19 +25,6 @@ struct run {
 	const char *ahead;
 };
 
-/* Lanes hold 4 partial sums of n = 4 j + lane in vector j; returns the sums in order of n. */
-INLINE __m512 fold(const __m512 v[4])
-{
-	const __m512i order =
-		_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-	__m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
-	__m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
-	__m512d lo = _mm512_unpacklo_pd((__m512d)ab, (__m512d)cd);
-	__m512d hi = _mm512_unpackhi_pd((__m512d)ab, (__m512d)cd);
-
-	return _mm512_permutexvar_ps(order, _mm512_add_ps((__m512)lo, (__m512)hi));
-}
-
 /* A few rows have too few sums to hide the latency: `sets` of them take turns along k. */
 INLINE void tile(const int rows, const int sets, const enum ahead ahead, const struct run *run,
 		 int runs, float *y, int64_t ldy, enum moe_out out)

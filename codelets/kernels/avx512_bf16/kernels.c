@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table for AVX-512 with BF16: bf16 operands, f32 sums. */
-#include "codelets/kernels/avx512_bf16/bf16.h"
+#include "codelets/kernels/avx512_bf16/decode.h"
 
 static void fence(void)
 {
@@ -32,7 +32,8 @@ const struct moe_tiles moe_tiles_avx512_bf16 = {
 	.panel_bytes = 2,
 	.pair_bytes = 2,
 	.lora_pad = 16,
-	.decode = moe_coded_decode,
+	.decode = avx512_bf16_decode,
+	.fwd_coded = avx512_bf16_fwd_coded,
 	.pack_fwd_bf16 = avx512_bf16_pack_fwd_bf16,
 	.pack_fwd = avx512_bf16_pack_fwd,
 	.pack_bwd = avx512_bf16_pack_bwd,

@@ -4,6 +4,7 @@
 
 #define STEP 8		   /* columns decoded at a time: never split by a group or a block */
 #define PANEL_GAP 128	   /* bytes between panels whose stride is a multiple of 2 KB (layout.h) */
+#define FETCH_PANELS 12	    /* from a panel to what is prefetched of a slice */
 #define SLICE_BYTES 262144 /* of decoded columns: a part of the L2 cache */
 
 static int64_t block_of(enum moe_layout layout)
@@ -298,10 +299,27 @@ const uint16_t *moe_forward_panel(const struct moe_tiles *t, const struct moe_we
 	return buffer;
 }
 
-void moe_backward_slice(const struct moe_tiles *t, const struct moe_weight *W, int64_t first,
-			int64_t n, int64_t col, int64_t width, uint16_t *buffer,
-			struct moe_bwd_seg *seg)
+void moe_forward(const struct moe_tiles *t, int m, const struct moe_weight *W, int64_t index,
+		 struct moe_fwd_seg *seg, int nseg, const uint16_t *next, float *y, int64_t ldy,
+		 enum moe_out out, uint16_t *buffer)
 {
+	if (moe_is_coded(W) && t->fwd_coded) {
+		struct moe_coded_panel p = moe_coded_panel(W, index);
+
+		if (t->fwd_coded(m, &p, seg, nseg, y, ldy, out))
+			return;
+	}
+	seg->w = moe_forward_panel(t, W, index, buffer);
+	t->fwd(m, seg, nseg, next, y, ldy, out);
+}
+
+void moe_backward_slice(const struct moe_tiles *t, const struct moe_weight *W, int64_t first, int64_t n,
+			int64_t col, int64_t width, uint16_t *buffer, struct moe_bwd_seg *seg)
+{
+	struct moe_coded_panel p;
+	int64_t bits, run;
+	size_t stride;
+
 	if (!moe_is_coded(W)) {
 		seg->w = moe_panel_address(W, first) + MOE_PACK_N * col;
 		seg->stride = moe_packed_stride(moe_round_up(W->k, MOE_PACK_K));
@@ -309,12 +327,22 @@ void moe_backward_slice(const struct moe_tiles *t, const struct moe_weight *W, i
 	}
 	width = moe_round_up(width, MOE_PACK_K);
 	seg->w = buffer;
-	seg->stride = MOE_PACK_N * width;
+	seg->stride = moe_packed_stride(width);
 	seg->after = buffer;
-	for (int64_t i = 0; i * MOE_PACK_N < n; i++) {
-		struct moe_coded_panel p = moe_coded_panel(W, first + i);
+	p = moe_coded_panel(W, first);
+	stride = moe_coded_layout(&W->coding, W->k).stride;
+	bits = W->coding.format->bits;
+	run = MOE_PACK_N * width * bits / 8;
+	for (; n > 0; n -= MOE_PACK_N, buffer += seg->stride) {
+		/* each panel has a short run of these columns */
+		const uint8_t *ahead = p.codes + FETCH_PANELS * stride + MOE_PACK_N * col * bits / 8;
 
-		t->decode(&p, col, width, buffer + i * seg->stride);
+		for (int64_t i = 0; i < run; i += 64)
+			__builtin_prefetch(ahead + i);
+		t->decode(&p, col, width, buffer);
+		p.scale += stride;
+		p.zero += stride;
+		p.codes += stride;
 	}
 }
 
@@ -329,8 +357,10 @@ int moe_coded_columns(int64_t n)
 
 size_t moe_coded_slice_bytes(int64_t n)
 {
+	size_t most = 0;
+
 	/* fewer rows may take wider slices */
-	return (size_t)MOE_MAX(moe_round_up(n, MOE_PACK_N) * moe_coded_columns(n) *
-				       (int64_t)sizeof(uint16_t),
-			       SLICE_BYTES);
+	for (int64_t rows = MOE_PACK_N; rows <= MOE_MIN(n, 4096); rows += MOE_PACK_N)
+		most = MOE_MAX(most, moe_packed_bytes(rows, moe_coded_columns(rows)));
+	return MOE_MAX(most, moe_packed_bytes(n, moe_coded_columns(n)));
 }

@@ -73,11 +73,15 @@ static inline bool moe_is_coded(const struct moe_weight *W)
  */
 const uint16_t *moe_forward_panel(const struct moe_tiles *t, const struct moe_weight *W,
 				  int64_t index, uint16_t *buffer);
+/* fwd of panel `index`; seg[0].w is set here. */
+void moe_forward(const struct moe_tiles *t, int m, const struct moe_weight *W, int64_t index,
+		 struct moe_fwd_seg *seg, int nseg, const uint16_t *next, float *y, int64_t ldy,
+		 enum moe_out out, uint16_t *buffer);
 /* What a forward reads after panel `index - 1`: an address to prefetch from. */
 const uint16_t *moe_panel_address(const struct moe_weight *W, int64_t index);
 /*
  * A backward's segment of columns col..col+width of all panels from `first` on (n rows): w and
- * stride are set; quantised weights are decoded into buffer (n times width, padded to MOE_PACK_K).
+ * stride are set; quantised weights are decoded into buffer (moe_packed_bytes of [n, width]).
  */
 void moe_backward_slice(const struct moe_tiles *t, const struct moe_weight *W, int64_t first,
 			int64_t n, int64_t col, int64_t width, uint16_t *buffer,

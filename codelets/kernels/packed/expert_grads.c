@@ -9,6 +9,24 @@ static void pair_x(const struct moe_tiles *t, const struct moe_expert_rows *w, i
 	t->pairs_bf16(w->m, w->x16 + col, ld, w->token, (int)moe_round_up(width, 16), dst);
 }
 
+/* The same of masked x, through step. */
+static void pair_dropped(const struct moe_tiles *t, const struct moe_expert_rows *w,
+			 const struct moe_expert_scratch *s, enum moe_dropped which, int64_t ld, int64_t col,
+			 int n, void *dst)
+{
+	int64_t width = moe_round_up(n, 16);
+
+	for (int i = 0; i < w->m; i++) {
+		const uint16_t *x = w->x16 + (int64_t)w->token[i] * ld + col;
+		float *row = s->step + i * width;
+
+		for (int64_t j = 0; j < width; j++)
+			row[j] = j < n ? moe_bf16_to_f32(x[j]) : 0;
+		moe_drop(&w->drop, which, w->token[i], col, n, row);
+	}
+	t->pairs(w->m, s->step, width, NULL, NULL, (int)width, dst);
+}
+
 void moe_packed_expert_lora_grad(const struct moe_tiles *t, const struct moe_expert *e,
 				 struct moe_expert_rows *w, const struct moe_expert_grad *g,
 				 void *scratch)
@@ -26,8 +44,13 @@ void moe_packed_expert_lora_grad(const struct moe_tiles *t, const struct moe_exp
 		int n = (int)MOE_MIN(MOE_GRAD_STRIP, w->H - k);
 		int64_t ld = moe_round_up(n, 16);
 
-		pair_x(t, w, d.H, k, n, s.pair[0]);
+		if (w->drop.p > 0)
+			pair_dropped(t, w, &s, MOE_DROP_GATE, d.H, k, n, s.pair[0]);
+		else
+			pair_x(t, w, d.H, k, n, s.pair[0]);
 		t->grad(w->m, s.pair[2], d.r, r, s.pair[0], ld, n, 1, g->a_gu + k, w->H, out);
+		if (w->drop.p > 0)
+			pair_dropped(t, w, &s, MOE_DROP_UP, d.H, k, n, s.pair[0]);
 		t->grad(w->m, s.pair[3], d.r, r, s.pair[0], ld, n, 1, up_a + k, w->H,
 			e->ra == r ? MOE_OUT_ADD : out);
 		moe_pair_strip(t, w->m, w->grad_out + k, w->H, w->token, n, s.step, s.pair[1]);

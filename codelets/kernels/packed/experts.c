@@ -6,6 +6,8 @@
  */
 #include "codelets/kernels/packed/experts.h"
 
+#include "codelets/kernels/ref/gemm.h"
+
 struct moe_widths moe_expert_widths(const struct moe_tiles *t, int64_t H, int64_t I, int r, int ra)
 {
 	struct moe_widths d = {
@@ -97,14 +99,51 @@ static void thin_forward(const struct moe_tiles *t, moe_to_bf16 *to_bf16,
 	}
 }
 
+/* The same from masked x: through y and the panel, which gather fills with x afterwards. */
+static void dropped_forward(const struct moe_tiles *t, moe_to_bf16 *to_bf16,
+			    const struct moe_expert_rows *w, const struct moe_widths *d,
+			    const struct moe_expert_scratch *s, enum moe_dropped which, const void *a,
+			    int64_t col)
+{
+	for (int i = 0; i < w->m; i++) {
+		const uint16_t *x = w->x16 + (int64_t)w->token[i] * d->H;
+		float *row = w->y + i * d->H;
+
+		for (int k = 0; k < w->H; k++)
+			row[k] = moe_bf16_to_f32(x[k]);
+		moe_drop(&w->drop, which, w->token[i], 0, w->H, row);
+	}
+	t->pack_fwd(w->m, w->y, d->H, NULL, w->H, d->H, w->panel, d->H, 0);
+	thin_forward(t, to_bf16, w, d, s, a, col);
+}
+
+/* Columns begin.. of a chunk of masked h, times A_down^T */
+static void dropped_v(const struct moe_tiles *t, const struct moe_expert *e, const struct moe_expert_rows *w,
+		      const struct moe_widths *d, const struct moe_expert_scratch *s, int64_t begin,
+		      float *part)
+{
+	int64_t n = MOE_MIN(MOE_CHUNK, w->I - begin), ld = moe_round_up(n, MOE_PACK_N);
+
+	t->unpack_fwd(w->m, w->h, d->I, begin, ld, s->step, ld);
+	for (int i = 0; i < w->m; i++)
+		moe_drop(&w->drop, MOE_DROP_DOWN, w->token[i], w->drop.i0 + begin, n, s->step + i * ld);
+	memset(part, 0, (size_t)(w->m * d->r) * sizeof *part);
+	ref_gemm_nt(w->m, e->r, n, 1, s->step, ld, e->down_a + begin, w->I, 0, part, d->r);
+}
+
 void moe_packed_expert_gather(const struct moe_tiles *t, moe_to_bf16 *to_bf16,
 			      const struct moe_expert *e, struct moe_expert_rows *w, void *scratch)
 {
 	struct moe_widths d = moe_widths_of(t, e, w);
 	struct moe_expert_scratch s = moe_expert_scratch_of(t, e, w, scratch);
 
+	if (e->r && w->drop.p > 0) {
+		dropped_forward(t, to_bf16, w, &d, &s, MOE_DROP_GATE, e->gate_a_packed, 0);
+		if (e->ra > e->r)
+			dropped_forward(t, to_bf16, w, &d, &s, MOE_DROP_UP, e->up_a_packed, d.r);
+	}
 	t->pack_fwd_bf16(w->m, w->x16, d.H, w->token, w->H, d.H, w->panel, d.H, 0);
-	if (!e->r)
+	if (!e->r || w->drop.p > 0)
 		return;
 	thin_forward(t, to_bf16, w, &d, &s, e->gate_a_packed, 0);
 	if (e->ra > e->r)
@@ -123,14 +162,15 @@ static void project(const struct moe_tiles *t, const struct moe_expert_rows *w,
 	for (int i = 0; i < count; i++, out += (size_t)w->m * MOE_PACK_N) {
 		int64_t panel = col / MOE_PACK_N + i;
 		struct moe_fwd_seg seg[2] = {
-			{ w->panel, d->H, 0, (int)d->H, moe_forward_panel(t, weight, panel, s->weight) },
+			{ w->panel, d->H, 0, (int)d->H, NULL },
 			{ w->u_panel, d->ra, (int)u_col, (int)d->r, NULL },
 		};
 
 		if (r)
 			seg[1].w = moe_at(b, panel * d->stride_r);
-		t->fwd(w->m, seg, r ? 2 : 1, i + 1 < count ? moe_panel_address(weight, panel + 1) : next, out,
-		       MOE_PACK_N, MOE_OUT_STORE);
+		moe_forward(t, w->m, weight, panel, seg, r ? 2 : 1,
+			    i + 1 < count ? moe_panel_address(weight, panel + 1) : next, out,
+			    MOE_PACK_N, MOE_OUT_STORE, s->weight);
 	}
 }
 
@@ -210,6 +250,10 @@ void moe_packed_expert_gate_up(const struct moe_tiles *t, const struct moe_exper
 		}
 		if (end < padded)
 			zero_columns(t, w, &d, &s);
+		if (e->r && w->drop.p > 0) {
+			dropped_v(t, e, w, &d, &s, begin, part);
+			continue;
+		}
 		for (int64_t j = 0; j < d.r && e->r; j += MOE_PACK_N) {
 			struct moe_fwd_seg seg = { w->h, d.I, (int)begin, (int)(padded - begin),
 						   NULL };
@@ -242,16 +286,15 @@ void moe_packed_expert_down(const struct moe_tiles *t, const struct moe_expert *
 	}
 	for (int64_t n = begin; n < end; n += MOE_PACK_N) {
 		struct moe_fwd_seg seg[2] = {
-			{ w->h, d.I, 0, (int)d.I,
-			  moe_forward_panel(t, &e->down, n / MOE_PACK_N, s.weight) },
+			{ w->h, d.I, 0, (int)d.I, NULL },
 			{ s.thin_panel, d.r, 0, (int)d.r, NULL },
 		};
 
 		if (e->r)
 			seg[1].w = moe_at(e->down_b_packed, n / MOE_PACK_N * d.stride_r);
-		t->fwd(w->m, seg, e->r ? 2 : 1,
-		       panel_after(&e->down, e->next ? &e->next->down : NULL, n + MOE_PACK_N, end, begin),
-		       w->y + n, d.H, moe_rows_out(w->m));
+		moe_forward(t, w->m, &e->down, n / MOE_PACK_N, seg, e->r ? 2 : 1,
+			    panel_after(&e->down, e->next ? &e->next->down : NULL, n + MOE_PACK_N, end, begin),
+			    w->y + n, d.H, moe_rows_out(w->m), s.weight);
 	}
 	t->fence();
 }

@@ -102,6 +102,26 @@ static void prepare_thin(struct down_bwd *b)
 	b->zw = s->pair[4];
 }
 
+/* Columns col..col+width of dh: LoRA's share, through the mask of h. */
+static void add_dropped(const struct down_bwd *b, int64_t col, int64_t width, float *dh, int64_t ld)
+{
+	const struct moe_expert_rows *w = b->w;
+	int64_t n = MOE_MIN(width, w->I - col);
+
+	for (int i = 0; b->e->r && i < w->m; i++)
+		for (int64_t j0 = 0; j0 < n; j0 += MOE_PACK_N) {
+			int64_t count = MOE_MIN(MOE_PACK_N, n - j0);
+			float sum[MOE_PACK_N] = { 0 };
+
+			for (int q = 0; q < b->e->r; q++)
+				for (int64_t j = 0; j < count; j++)
+					sum[j] += w->z[i * b->d.r + q] * b->e->down_a[q * w->I + col + j0 + j];
+			moe_drop(&w->drop, MOE_DROP_DOWN, w->token[i], w->drop.i0 + col + j0, count, sum);
+			for (int64_t j = 0; j < count; j++)
+				dh[i * ld + j0 + j] += sum[j];
+		}
+}
+
 /* LoRA gradients of 16 columns of I from dgate (f0), dup (f1) and h (f2) */
 static void thin_gradients(const struct down_bwd *b, int64_t col)
 {
@@ -116,6 +136,9 @@ static void thin_gradients(const struct down_bwd *b, int64_t col)
 	t->pairs(m, s->f1, MOE_PACK_N, NULL, NULL, MOE_PACK_N, s->pair[0]);
 	t->grad(m, s->pair[0], MOE_PACK_N, n, b->u_up, b->d.r, r, b->e->scale, b->g->up_b + col * r,
 		r, out);
+	for (int i = 0; b->w->drop.p > 0 && i < m; i++)
+		moe_drop(&b->w->drop, MOE_DROP_DOWN, b->w->token[i], b->w->drop.i0 + col, n,
+			 s->f2 + i * MOE_PACK_N);
 	t->pairs(m, s->f2, MOE_PACK_N, NULL, NULL, MOE_PACK_N, s->pair[0]);
 	t->grad(m, b->zw, b->d.r, r, s->pair[0], MOE_PACK_N, n, 1, b->g->down_a + col, b->w->I,
 		out);
@@ -131,11 +154,11 @@ static void column(const struct down_bwd *b, int64_t col, const float *dh, int64
 	b->t->swiglu_bwd(&kept, dh, ld, s->f0, s->f1, s->f2, s->lanes);
 	pack_columns(b, s->f0, w->dgate, col);
 	pack_columns(b, s->f1, w->dup, col);
-	if (b->e->r && b->g->down_a)
-		thin_gradients(b, col);
 	if (b->g->down) /* weight_grad reads h again */
 		b->t->pack_fwd(w->m, s->f2, MOE_PACK_N, NULL, MOE_PACK_N, MOE_PACK_N, w->h, b->d.I,
 			       col);
+	if (b->e->r && b->g->down_a) /* may mask h */
+		thin_gradients(b, col);
 }
 
 /*
@@ -173,7 +196,10 @@ static void hidden_gradient(const struct down_bwd *b, int64_t col, int width)
 	moe_backward_slice(b->t, &b->e->down, 0, n, col, width, s->weight, &seg[0]);
 	if (b->e->r)
 		seg[1].w = moe_at(b->e->down_a_packed, MOE_PACK_N * col);
-	b->t->bwd(w->m, seg, b->e->r ? 2 : 1, width, s->step, width, MOE_OUT_STORE, s->bwd);
+	b->t->bwd(w->m, seg, b->e->r && !(w->drop.p > 0) ? 2 : 1, width, s->step, width, MOE_OUT_STORE,
+		  s->bwd);
+	if (w->drop.p > 0)
+		add_dropped(b, col, width, s->step, width);
 }
 
 /* Columns begin..end of I, one chunk or less; dh (rows ld apart): NULL where it is still to be
@@ -208,9 +234,11 @@ static void chunk_t(const struct down_bwd *b, int64_t begin, int64_t end)
 
 		if (b->e->r)
 			seg[1].w = moe_at(b->e->down_a_t, col / MOE_PACK_N * b->d.stride_r);
-		b->t->fwd(w->m, seg, b->e->r ? 2 : 1,
+		b->t->fwd(w->m, seg, b->e->r && !(w->drop.p > 0) ? 2 : 1,
 			  col + MOE_PACK_N < end ? down + b->d.stride_h : NULL, s->step, MOE_PACK_N,
 			  MOE_OUT_STORE);
+		if (w->drop.p > 0)
+			add_dropped(b, col, MOE_PACK_N, s->step, MOE_PACK_N);
 		column(b, col, s->step, MOE_PACK_N);
 	}
 	if (end == b->d.I || end < moe_round_up(w->I, MOE_PACK_N))
@@ -305,6 +333,27 @@ void moe_packed_expert_down_bwd(const struct moe_tiles *t, const struct moe_expe
 	t->fence();
 }
 
+/* Columns begin..end of y: LoRA's share, through the masks of x. thin: [m, 2 r'] */
+static void add_dropped_x(const struct moe_tiles *t, const struct moe_expert *e, const struct moe_expert_rows *w,
+			  const struct moe_widths *d, const float *thin, int64_t begin, int64_t end)
+{
+	t->fence(); /* y was streamed */
+	for (int i = 0; i < w->m; i++)
+		for (int64_t k = begin; k < MOE_MIN(end, w->H); k += MOE_PACK_N)
+			for (int up = 0; up < 2; up++) {
+				const float *a = e->a_gu + (up ? (int64_t)(e->ra - e->r) * w->H : 0) + k;
+				int64_t n = MOE_MIN(MOE_PACK_N, MOE_MIN(end, w->H) - k);
+				float sum[MOE_PACK_N] = { 0 };
+
+				for (int q = 0; q < e->r; q++)
+					for (int64_t j = 0; j < n; j++)
+						sum[j] += thin[(2 * i + up) * d->r + q] * a[q * w->H + j];
+				moe_drop(&w->drop, up ? MOE_DROP_UP : MOE_DROP_GATE, w->token[i], k, n, sum);
+				for (int64_t j = 0; j < n; j++)
+					w->y[i * d->H + k + j] += sum[j];
+			}
+}
+
 /* Columns begin..end of y, 16 at a time: through gate, up, or both. */
 static void columns_t(const struct moe_tiles *t, const struct moe_expert *e,
 		      const struct moe_expert_rows *w, const struct moe_widths *d, const void *thin,
@@ -343,7 +392,12 @@ static void gate_up_bwd_t(const struct moe_tiles *t, const struct moe_expert *e,
 {
 	struct moe_widths d = moe_widths_of(t, e, w);
 	struct moe_expert_scratch s = moe_expert_scratch_of(t, e, w, scratch);
+	struct moe_expert plain = *e;
 
+	if (w->drop.p > 0) { /* LoRA's share is added at the end */
+		plain.r = 0;
+		e = &plain;
+	}
 	if (e->r) {
 		moe_sum_chunks(moe_chunk_count(w->I), w->part_rows, w->m, 2 * d.r, w->w_part,
 			       s.thin);
@@ -366,6 +420,19 @@ static void gate_up_bwd_t(const struct moe_tiles *t, const struct moe_expert *e,
 	t->fence();
 }
 
+/* With dropout: LoRA's share of columns begin..end. */
+static void dropped_end(const struct moe_tiles *t, const struct moe_expert *e, struct moe_expert_rows *w,
+			int64_t begin, int64_t end, void *scratch)
+{
+	struct moe_widths d = moe_widths_of(t, e, w);
+	struct moe_expert_scratch s = moe_expert_scratch_of(t, e, w, scratch);
+
+	if (!e->r || !(w->drop.p > 0))
+		return;
+	moe_sum_chunks(moe_chunk_count(w->I), w->part_rows, w->m, 2 * d.r, w->w_part, s.thin);
+	add_dropped_x(t, e, w, &d, s.thin, begin, end);
+}
+
 void moe_packed_expert_gate_up_bwd(const struct moe_tiles *t, const struct moe_expert *e,
 				   struct moe_expert_rows *w, int c0, int c1, void *scratch)
 {
@@ -373,14 +440,15 @@ void moe_packed_expert_gate_up_bwd(const struct moe_tiles *t, const struct moe_e
 	struct moe_expert_scratch s = moe_expert_scratch_of(t, e, w, scratch);
 	int64_t n = moe_round_up(w->I, MOE_PACK_N);
 	int64_t begin = (int64_t)c0 * MOE_CHUNK, end = MOE_MIN((int64_t)c1 * MOE_CHUNK, d.H);
-	bool coded = moe_is_coded(&e->gate);
+	bool coded = moe_is_coded(&e->gate), fused = e->r && !(w->drop.p > 0);
 	int step = coded ? moe_coded_columns(2 * n) : t->bwd_columns(w->m);
 
 	if (e->gate_t.data) {
 		gate_up_bwd_t(t, e, w, c0, c1, scratch);
+		dropped_end(t, e, w, begin, end, scratch);
 		return;
 	}
-	if (e->r) {
+	if (fused) {
 		moe_sum_chunks(moe_chunk_count(w->I), w->part_rows, w->m, 2 * d.r, w->w_part,
 			       s.thin);
 		t->pack_bwd(w->m, s.thin, 2 * d.r, NULL, 2 * d.r, 2 * d.r, s.thin_panel, 2 * d.r,
@@ -400,12 +468,14 @@ void moe_packed_expert_gate_up_bwd(const struct moe_tiles *t, const struct moe_e
 		};
 
 		moe_backward_slice(t, &e->gate, 0, n, k, width, s.weight, &seg[0]);
-		moe_backward_slice(t, &e->up, 0, n, k, width, s.weight + n * step, &seg[1]);
-		if (e->r) {
+		moe_backward_slice(t, &e->up, 0, n, k, width,
+				   s.weight + n / MOE_PACK_N * moe_packed_stride(step), &seg[1]);
+		if (fused) {
 			seg[2].w = moe_at(e->gate_a_packed, MOE_PACK_N * k);
 			seg[3].w = moe_at(e->up_a_packed, MOE_PACK_N * k);
 		}
-		t->bwd(w->m, seg, e->r ? 4 : 2, width, w->y + k, d.H, moe_rows_out(w->m), s.bwd);
+		t->bwd(w->m, seg, fused ? 4 : 2, width, w->y + k, d.H, moe_rows_out(w->m), s.bwd);
 	}
+	dropped_end(t, e, w, begin, end, scratch);
 	t->fence();
 }

@@ -108,14 +108,15 @@ void moe_packed_linear(const struct moe_tiles *t, moe_pack_rows *pack, int m,
 	for (int64_t n = n0; n < n1; n += MOE_PACK_N) {
 		int64_t index = n / MOE_PACK_N;
 		struct moe_fwd_seg seg[2] = {
-			{ s.panel, kp, 0, (int)kp, moe_forward_panel(t, W, index, s.weight) },
+			{ s.panel, kp, 0, (int)kp, NULL },
 			{ s.thin, rp, 0, (int)rp, s.b + n / MOE_PACK_N * moe_packed_stride(rp) },
 		};
 		int64_t width = MOE_MIN(MOE_PACK_N, n1 - n);
 		bool whole = width == MOE_PACK_N;
 
-		t->fwd(m, seg, r ? 2 : 1, n + MOE_PACK_N < n1 ? moe_panel_address(W, index + 1) : NULL,
-		       whole ? y + (n - n0) : s.tile, whole ? ldy : MOE_PACK_N, MOE_OUT_STORE);
+		moe_forward(t, m, W, index, seg, r ? 2 : 1,
+			    n + MOE_PACK_N < n1 ? moe_panel_address(W, index + 1) : NULL,
+			    whole ? y + (n - n0) : s.tile, whole ? ldy : MOE_PACK_N, MOE_OUT_STORE, s.weight);
 		for (int i = 0; !whole && i < m; i++)
 			memcpy(y + i * ldy + (n - n0), s.tile + i * MOE_PACK_N,
 			       (size_t)width * sizeof *y);

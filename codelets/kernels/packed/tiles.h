@@ -92,6 +92,13 @@ struct moe_tiles {
 	 * bits faster. */
 	void (*decode)(const struct moe_coded_panel *p, int64_t k0, int64_t k, uint16_t *dst);
 
+	/*
+	 * fwd on a quantised panel for as few rows as it is fast for: seg[0].w is not read, later segments are plain.
+	 * false: not done (too many rows, another coding). The bits are those of decode and fwd. NULL: never.
+	 */
+	bool (*fwd_coded)(int m, const struct moe_coded_panel *p, const struct moe_fwd_seg *seg,
+			  int nseg, float *y, int64_t ldy, enum moe_out out);
+
 	/* ---- panels ---- */
 	/*
 	 * Packs rows token[i] (NULL: i) of src [., k], ld elements apart, as columns col..col+kp of

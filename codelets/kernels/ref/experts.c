@@ -65,11 +65,56 @@ static float *f32(void *rows)
 	return rows;
 }
 
+/* Rows row0.. of src [., ld], columns n0..n0+n, masked, into dst [m, n] */
+static void drop_rows(const struct moe_expert_rows *w, enum moe_dropped which, int64_t first, int row0, int m,
+		      const float *src, int64_t ld, int64_t n0, int64_t n, float *dst)
+{
+	for (int i = 0; i < m; i++) {
+		memcpy(dst + i * n, src + (row0 + i) * ld + n0, (size_t)n * sizeof *dst);
+		moe_drop(&w->drop, which, w->token[row0 + i], first + n0, n, dst + i * n);
+	}
+}
+
+/* c[m, n] += mask * (scale thin[m, r] a[r, n]), in blocks of rows; rows: [ROW_BLOCK, n] */
+static void add_dropped(const struct moe_expert_rows *w, enum moe_dropped which, int64_t first, int64_t n0,
+			int64_t n, float scale, const float *thin, int64_t ldt, int r, const float *a,
+			int64_t lda, float *c, int64_t ldc, float *rows)
+{
+	for (int i0 = 0; i0 < w->m; i0 += ROW_BLOCK) {
+		int m = MOE_MIN(ROW_BLOCK, w->m - i0);
+
+		ref_gemm_nn(m, n, r, scale, thin + i0 * ldt, ldt, a + n0, lda, 0, rows, n);
+		for (int i = 0; i < m; i++) {
+			moe_drop(&w->drop, which, w->token[i0 + i], first + n0, n, rows + i * n);
+			for (int64_t j = 0; j < n; j++)
+				c[(i0 + i) * ldc + n0 + j] += rows[i * n + j];
+		}
+	}
+}
+
+/* u from masked x */
+static void dropped_u(const struct moe_expert *e, struct moe_expert_rows *w, float *rows)
+{
+	for (int i0 = 0; i0 < w->m; i0 += ROW_BLOCK) {
+		int m = MOE_MIN(ROW_BLOCK, w->m - i0);
+		float *u = f32(w->u) + (size_t)i0 * (size_t)e->ra;
+
+		drop_rows(w, MOE_DROP_GATE, 0, i0, m, f32(w->panel), w->H, 0, w->H, rows);
+		ref_gemm_nt(m, e->r, w->H, 1, rows, w->H, e->a_gu, w->H, 0, u, e->ra);
+		if (e->ra == e->r)
+			continue;
+		drop_rows(w, MOE_DROP_UP, 0, i0, m, f32(w->panel), w->H, 0, w->H, rows);
+		ref_gemm_nt(m, e->r, w->H, 1, rows, w->H, e->a_gu + (size_t)e->r * (size_t)w->H, w->H, 0,
+			    u + e->r, e->ra);
+	}
+}
+
 void ref_expert_gather(const struct moe_expert *e, struct moe_expert_rows *w, void *scratch)
 {
-	(void)scratch;
 	gather_rows(w, w->x, 0, w->m, f32(w->panel));
-	if (e->r)
+	if (e->r && w->drop.p > 0)
+		dropped_u(e, w, scratch);
+	else if (e->r)
 		ref_gemm_nt(w->m, e->ra, w->H, 1, f32(w->panel), w->H, e->a_gu, w->H, 0, f32(w->u), e->ra);
 }
 
@@ -96,7 +141,14 @@ void ref_expert_gate_up(const struct moe_expert *e, struct moe_expert_rows *w, i
 
 			OWN(swiglu)(n, f32(w->gate) + at, f32(w->up) + at, f32(w->h) + at);
 		}
-		if (e->r)
+		for (int i0 = 0; e->r && w->drop.p > 0 && i0 < w->m; i0 += ROW_BLOCK) {
+			int m = MOE_MIN(ROW_BLOCK, w->m - i0);
+
+			drop_rows(w, MOE_DROP_DOWN, w->drop.i0, i0, m, f32(w->h), I, n0, n, scratch);
+			ref_gemm_nt(m, e->r, n, 1, scratch, n, e->down_a + n0, I, 0,
+				    w->v_part + ((size_t)c * w->part_rows + (size_t)i0) * e->r, e->r);
+		}
+		if (e->r && !(w->drop.p > 0))
 			ref_gemm_nt(w->m, e->r, n, 1, f32(w->h) + n0, I, e->down_a + n0, I, 0,
 				    w->v_part + (size_t)c * w->part_rows * e->r, e->r);
 	}
@@ -136,7 +188,10 @@ static void chunk_dh(const struct moe_expert *e, struct moe_expert_rows *w, int 
 {
 	ref_weight_gemm_nn(w->m, &e->down, 0, w->H, n0, n0 + n, f32(w->panel), w->H, 0, f32(w->dgate) + n0, w->I,
 			   scratch);
-	if (e->r)
+	if (e->r && w->drop.p > 0)
+		add_dropped(w, MOE_DROP_DOWN, w->drop.i0, n0, n, e->scale, w->z, e->r, e->r, e->down_a, w->I,
+			    f32(w->dgate), w->I, scratch);
+	else if (e->r)
 		ref_gemm_nn(w->m, n, e->r, e->scale, w->z, e->r, e->down_a + n0, w->I, 1, f32(w->dgate) + n0,
 			    w->I);
 	for (int i = 0; i < w->m; i++) {
@@ -181,7 +236,15 @@ void ref_expert_down_bwd(const struct moe_expert *e, struct moe_expert_rows *w,
 		ref_gemm_nn(w->m, r, n, 1, f32(w->dup) + n0, I, e->up_b + n0 * r, r, 0, part + r, 2 * r);
 		if (!g->down_a)
 			continue;
-		ref_gemm_tn(r, n, w->m, e->scale, zw, r, f32(w->h) + n0, I, beta, g->down_a + n0, I);
+		for (int i0 = 0; w->drop.p > 0 && i0 < w->m; i0 += ROW_BLOCK) {
+			int m = MOE_MIN(ROW_BLOCK, w->m - i0);
+
+			drop_rows(w, MOE_DROP_DOWN, w->drop.i0, i0, m, f32(w->h), I, n0, n, rest);
+			ref_gemm_tn(r, n, m, e->scale, zw + (size_t)i0 * r, r, rest, n, i0 ? 1 : beta,
+				    g->down_a + n0, I);
+		}
+		if (!(w->drop.p > 0))
+			ref_gemm_tn(r, n, w->m, e->scale, zw, r, f32(w->h) + n0, I, beta, g->down_a + n0, I);
 		ref_gemm_tn(n, r, w->m, e->scale, f32(w->dgate) + n0, I, f32(w->u), e->ra, beta, g->gate_b + n0 * r, r);
 		ref_gemm_tn(n, r, w->m, e->scale, f32(w->dup) + n0, I, u_up, e->ra, beta, g->up_b + n0 * r, r);
 	}
@@ -204,10 +267,23 @@ void ref_expert_gate_up_bwd(const struct moe_expert *e, struct moe_expert_rows *
 		ref_weight_gemm_nn(w->m, &e->up, 0, w->I, n0, n1, f32(w->dup), w->I, 1, w->y + n0, H, rest);
 		if (!r)
 			continue;
+		if (w->drop.p > 0) {
+			add_dropped(w, MOE_DROP_GATE, 0, n0, n, e->scale, wg, 2 * r, r, e->a_gu, H, w->y, H, rest);
+			add_dropped(w, MOE_DROP_UP, 0, n0, n, e->scale, wg + r, 2 * r, r,
+				    e->a_gu + (size_t)(e->ra - r) * (size_t)H, H, w->y, H, rest);
+			continue;
+		}
 		ref_gemm_nn(w->m, n, r, e->scale, wg, 2 * r, e->a_gu + n0, H, 1, w->y + n0, H);
 		ref_gemm_nn(w->m, n, r, e->scale, wg + r, 2 * r,
 			    e->a_gu + (size_t)(e->ra - r) * (size_t)H + n0, H, 1, w->y + n0, H);
 	}
+}
+
+/* Gathered rows of x, in place; without dropout as they are. */
+static void mask_rows(const struct moe_expert_rows *w, enum moe_dropped which, int row0, int m, float *rows)
+{
+	for (int i = 0; w->drop.p > 0 && i < m; i++)
+		moe_drop(&w->drop, which, w->token[row0 + i], 0, w->H, rows + (size_t)i * (size_t)w->H);
 }
 
 void ref_expert_lora_grad(const struct moe_expert *e, struct moe_expert_rows *w,
@@ -223,7 +299,12 @@ void ref_expert_lora_grad(const struct moe_expert *e, struct moe_expert_rows *w,
 		float beta = g->first && i0 == 0 ? 0 : 1;
 
 		gather_rows(w, w->x, i0, m, rows);
+		mask_rows(w, MOE_DROP_GATE, i0, m, rows);
 		ref_gemm_tn(r, H, m, e->scale, wg, 2 * r, rows, H, beta, g->a_gu, H);
+		if (w->drop.p > 0) {
+			gather_rows(w, w->x, i0, m, rows);
+			mask_rows(w, MOE_DROP_UP, i0, m, rows);
+		}
 		ref_gemm_tn(r, H, m, e->scale, wg + r, 2 * r, rows, H, e->ra == r ? 1 : beta,
 			    g->a_gu + (size_t)(e->ra - r) * (size_t)H, H);
 		gather_rows(w, w->grad_out, i0, m, rows);

@@ -9,6 +9,8 @@
 
 #include <stdlib.h>
 
+#define MOST_TASKS 400000 /* 160 MB; what reads this format gives up at 256 */
+
 enum { PID_WORKERS = 1, PID_HOST, PID_STEPS };
 
 struct chrome {
@@ -67,8 +69,8 @@ static void put_task(struct chrome *c, const struct trace_task *k, int tid)
 	event(c);
 	fputs("{\"ph\":\"X\",\"name\":", c->out);
 	trace_json_quote(c->out, c->trace->kind[k->kind]);
-	fprintf(c->out, ",\"cat\":\"%s\",\"pid\":%d,\"tid\":%d", moe_mxt_phase_name(k->phase),
-		PID_WORKERS, tid);
+	fprintf(c->out, ",\"cat\":\"%s\",\"pid\":%d,\"tid\":%d",
+		trace_named(moe_mxt_phase_name(k->phase)), PID_WORKERS, tid);
 	put_time(c, "ts", k->start);
 	put_time(c, "dur", k->stop - k->start);
 	fprintf(c->out, ",\"args\":{\"id\":%lld", (long long)k->id);
@@ -136,14 +138,15 @@ static int put_host(struct chrome *c)
 	if (h.n_tracks)
 		put_name(c, "process_name", PID_HOST, 0, "submission and waiting");
 	for (int i = 0; i < h.n_tracks; i++) {
-		snprintf(name, sizeof name, "%s, thread %d", moe_mxt_host_name(h.track[i].what),
-			 (int)h.track[i].thread);
+		snprintf(name, sizeof name, "%s, thread %d",
+			 trace_named(moe_mxt_host_name(h.track[i].what)), (int)h.track[i].thread);
 		put_name(c, "thread_name", PID_HOST, i + 1, name);
 	}
 	for (uint32_t i = 0; i < h.n; i++) {
 		event(c);
 		fputs("{\"ph\":\"X\",\"name\":", c->out);
-		trace_json_quote(c->out, moe_mxt_host_name(h.track[h.slice[i].track].what));
+		trace_json_quote(c->out,
+				 trace_named(moe_mxt_host_name(h.track[h.slice[i].track].what)));
 		fprintf(c->out, ",\"pid\":%d,\"tid\":%d", PID_HOST, h.slice[i].track + 1);
 		put_time(c, "ts", h.slice[i].begin);
 		put_time(c, "dur", h.slice[i].end - h.slice[i].begin);
@@ -222,6 +225,14 @@ static int write_chrome(const struct trace_export *x, const char *path, char *er
 	struct trace_output o;
 	int rc;
 
+	if (x->trace->n_tasks > MOST_TASKS) {
+		snprintf(error, size,
+			 "%u tasks are more than viewers of this format open (%d): choose a window "
+			 "with "
+			 "--step or --time, or --to perfetto",
+			 x->trace->n_tasks, MOST_TASKS);
+		return -1;
+	}
 	if (trace_output_open(&o, path, error, size))
 		return -1;
 	c.out = o.file;

@@ -149,7 +149,8 @@ static void put_begin(struct paje *p, uint32_t task)
 	put_event(p, SET_STATE, k->start);
 	fprintf(p->out, " ST W%d_%d K%d %lld %d %d %d %d \"%s\" %lld\n", k->worker, p->track[task],
 		k->kind, (long long)k->id, k->step, k->layer, k->group, k->micro,
-		moe_mxt_phase_name(k->phase), (long long)(k->rows == MOE_MXT_NA ? -1 : k->rows));
+		trace_named(moe_mxt_phase_name(k->phase)),
+		(long long)(k->rows == MOE_MXT_NA ? -1 : k->rows));
 }
 
 static void put_link(struct paje *p, uint32_t edge, uint32_t task, bool from)

@@ -217,7 +217,7 @@ static void annotate_task(struct perfetto *p, const struct trace_task *k)
 {
 	annotate(p, 0, k->id, MOE_MXT_NA);
 	put_varint(&p->inner, ANNOTATION_NAME_IID, 2);
-	put_text(&p->inner, ANNOTATION_TEXT, moe_mxt_phase_name(k->phase));
+	put_text(&p->inner, ANNOTATION_TEXT, trace_named(moe_mxt_phase_name(k->phase)));
 	put_message(&p->event, EVENT_ANNOTATION, &p->inner);
 	annotate(p, 2, k->step, 0);
 	annotate(p, 3, k->layer, -1);
@@ -361,14 +361,14 @@ static int put_host(struct perfetto *p, uint64_t *uuid)
 	if (h.n_tracks)
 		put_process(p, UUID_HOST, "submission and waiting");
 	for (int i = 0; i < h.n_tracks; i++) {
-		snprintf(name, sizeof name, "%s, thread %d", moe_mxt_host_name(h.track[i].what),
-			 (int)h.track[i].thread);
+		snprintf(name, sizeof name, "%s, thread %d",
+			 trace_named(moe_mxt_host_name(h.track[i].what)), (int)h.track[i].thread);
 		put_thread(p, *uuid + (uint64_t)i, UUID_HOST, name);
 	}
 	for (uint32_t i = 0; i < h.n; i++)
 		put_slice(p, *uuid + (uint64_t)h.slice[i].track,
-			  moe_mxt_host_name(h.track[h.slice[i].track].what), h.slice[i].begin,
-			  h.slice[i].end);
+			  trace_named(moe_mxt_host_name(h.track[h.slice[i].track].what)),
+			  h.slice[i].begin, h.slice[i].end);
 	*uuid += (uint64_t)h.n_tracks;
 	trace_host_tracks_free(&h);
 	return 0;

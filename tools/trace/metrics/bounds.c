@@ -278,10 +278,10 @@ static int text(const struct trace_view *v, FILE *out)
 		b.guessed_rate && isfinite(b.bandwidth) ? " (guessed rate: not counted)" : "");
 	fprintf(out, "efficiency %s: %s would allow %s\n", print_share(b.lower, b.makespan, a),
 		binding(&b), print_time(b.lower, c));
-	fprintf(out, "critical path, %u tasks:", p.n);
+	fprintf(out, "critical path: %u tasks,", p.n);
 	print_shares(t, p.by_kind, p.length, out);
 	fprintf(out,
-		"realised path, %u tasks, busy %s of it, linked by dependency %u, worker %u, "
+		"realised path: %u tasks, busy %s of it, linked by dependency %u, worker %u, "
 		"submission %u:",
 		r->n, print_share((double)r->busy, (double)(r->busy + r->gaps), e),
 		r->links[TRACE_LINK_DEPENDENCY], r->links[TRACE_LINK_WORKER],

@@ -16,16 +16,21 @@ function decode(b) {
   const out = {};
   let at = 0;
   const varint = () => {
-    let v = 0, scale = 1, x;
-    do { x = b[at++]; v += (x & 127) * scale; scale *= 128; } while (x & 128);
+    let x = b[at++], v = x & 127, scale = 128;
+    while (x > 127) { x = b[at++]; v += (x & 127) * scale; scale *= 128; }
     return v;
   };
-  const signed = () => { const v = varint(); return v % 2 ? -(v + 1) / 2 : v / 2; };
+  const signed = () => {
+    if (b[at] < 128) { const x = b[at++]; return x >> 1 ^ -(x & 1); } // most of them
+    const v = varint();
+    return v % 2 ? -(v + 1) / 2 : v / 2;
+  };
   while (at < b.length) {
     const id = varint(), encoding = b[at++], n = varint(), end = varint() + at, v = new Float64Array(n);
     if (encoding === 1) v.fill(signed());
     else if (encoding === 4) for (let i = 0; i < n; i++) v[i] = b[at++];
-    else for (let i = 0, before = 0; i < n; i++) { const x = signed(); v[i] = encoding === 3 ? before += x : x; before = v[i]; }
+    else if (encoding === 3) for (let i = 0, sum = 0; i < n; i++) v[i] = sum += signed();
+    else for (let i = 0; i < n; i++) v[i] = signed();
     at = end;
     out[id] = v;
   }
@@ -50,7 +55,7 @@ for (const w of data.workers) firstOf.push(firstOf[firstOf.length - 1] + w.tasks
 function readTasks() {
   let row = 0, worker = 0, index = 0, stop = data.first;
   for (const e of document.querySelectorAll('script.tasks')) {
-    const t = decode(bytesOf(e.textContent)), n = +e.dataset.rows;
+    const t = decode(bytesOf(e.textContent)), n = +e.dataset.rows, indices = new Uint32Array(n);
     for (let i = 0; i < n; i++, row++) {
       while (row >= firstOf[worker + 1]) { worker++; stop = data.first; }
       index += t[1][i];
@@ -59,9 +64,13 @@ function readTasks() {
       task.worker[index] = worker;
       task.start[index] = stop + t[2][i];
       stop = task.start[index] + t[3][i];
-      for (const c in STORED) { const v = t[COLUMN[c]]; task[c][index] = v[i]; }
-      task.id[index] += index;
+      indices[i] = index;
     }
+    for (const c in STORED) {
+      const v = t[COLUMN[c]], to = task[c];
+      for (let i = 0; i < n; i++) to[indices[i]] = v[i];
+    }
+    for (let i = 0; i < n; i++) task.id[indices[i]] += indices[i];
     e.remove();
   }
 }

@@ -81,10 +81,13 @@ function roofline(v) {
     if (!gbps) return '';
     const lx = peak ? Math.min(x1, log(peak / gbps)) : x1, points = [];
     for (const l of [x0, lx]) points.push(`${X(l)},${Y(Math.max(y0 - 1, Math.min(y1 + 1, log(gbps) + l)))}`);
-    return `<polyline points="${points.join(' ')}" fill="none" stroke="${c}" stroke-width="1.5" ${dash}/>` + words(X(x0 + at), Math.max(20, Math.min(B - bottom - 4, Y(log(gbps) + x0 + at) + below)), label, below > 0 ? 'start' : 'end');
+    // its name stands where the line reaches a part of the height, or at the edge
+    const l = Math.max(x0 + .03 * (x1 - x0), Math.min(lx, y0 + at * (y1 - y0) - log(gbps)));
+    return `<polyline points="${points.join(' ')}" fill="none" stroke="${c}" stroke-width="1.5" ${dash}/>` +
+      words(X(l) + (below > 0 ? 8 : l > x0 + .4 * (x1 - x0) ? -8 : 8), Math.max(22, Math.min(B - bottom - 4, Y(log(gbps) + l) + below)), label, below > 0 || l <= x0 + .4 * (x1 - x0) ? 'start' : 'end');
   };
   s += `<clipPath id="inside"><rect x="${left}" y="10" width="${W - left - 12}" height="${B - bottom - 10}"/></clipPath><g clip-path="url(#inside)">`;
-  s += line(memory, 'var(--i3)', '', `${memory} GB/s, one core`, .45 * (x1 - x0), -6) + (workers > 1 ? line(shared, 'var(--i2)', 'stroke-dasharray="5 3"', `${digits(shared)} GB/s each, all cores`, .3 * (x1 - x0), 16) : '');
+  s += line(memory, 'var(--i3)', '', `${memory} GB/s, one core`, .6, -4) + (workers > 1 ? line(shared, 'var(--i2)', 'stroke-dasharray="5 3"', `${digits(shared)} GB/s each, all cores`, .35, 14) : '');
   if (peak) s += `<line x1="${left}" x2="${W - 12}" y1="${Y(log(peak))}" y2="${Y(log(peak))}" stroke="var(--i3)" stroke-width="1.5"/>` + words(W - 16, Y(log(peak)) - 5, `${digits(peak)} GFLOP/s, one core`, 'end');
   s += '</g>';
   const most = Math.max(...dots.map(d => d.k.time)), taken = [];

@@ -59,7 +59,7 @@ static void add_task(struct moe_mxt_table *table, const struct trace *t, uint32_
 	moe_mxt_add(table, TASK_WAITED, k->ready == MOE_MXT_NA ? -1 : known(k->start - k->ready));
 	moe_mxt_add(table, TASK_CPU, known(k->cpu));
 	moe_mxt_add(table, TASK_KIND, k->kind);
-	moe_mxt_add(table, TASK_PHASE, k->phase);
+	moe_mxt_add(table, TASK_PHASE, k->phase < MOE_MXT_PHASES ? k->phase : MOE_MXT_PHASE_OTHER);
 	moe_mxt_add(table, TASK_LAYER, known(k->layer));
 	moe_mxt_add(table, TASK_GROUP, known(k->group));
 	moe_mxt_add(table, TASK_SLICE, known(k->slice));

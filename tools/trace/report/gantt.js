@@ -54,14 +54,22 @@ function firstAfter(w, t) {
 
 // ---- colours ----
 
-const shades = {}; // of a colour, by busy share: 0..8
+const shades = new Map(); // pixels of a colour, by busy share: 0..8
 function shade(c, busy) {
-  const of = shades[c] || (shades[c] = Array.from({ length: 9 }, (_, i) => mix(colour('--card'), c, i / 8)));
+  let of = shades.get(c);
+  if (!of) {
+    of = Uint32Array.from({ length: 9 }, (_, i) => {
+      const [r, g, b] = mix(colour('--card'), c, i / 8).match(/\d+/g);
+      return (0xff << 24 | b << 16 | g << 8 | r) >>> 0;
+    });
+    shades.set(c, of);
+  }
   return of[busy];
 }
-let palette = [];
+let palette = [], restColour;
 function makePalette() {
-  for (const c in shades) delete shades[c];
+  shades.clear();
+  restColour = colour('--rest');
   if (gantt.colour === 'kind') palette = kindColour.map(colour);
   else if (gantt.colour === 'phase') palette = ['--rest', '--c0', '--c1', '--c4'].map(colour);
   else palette = Array.from({ length: 12 }, (_, i) => colour('--c' + i));
@@ -72,8 +80,8 @@ function colourOf(i) {
   switch (gantt.colour) {
     case 'kind': return palette[task.kind[i]];
     case 'phase': return palette[task.phase[i]];
-    case 'layer': return task.layer[i] < 0 ? colour('--rest') : palette[task.layer[i] % 12];
-    default: return task.cpu[i] < 0 ? colour('--rest') : cpuPalette[Math.min(10, Math.round(10 * task.cpu[i] / Math.max(1, task.duration[i])))];
+    case 'layer': return task.layer[i] < 0 ? restColour : palette[task.layer[i] % 12];
+    default: return task.cpu[i] < 0 ? restColour : cpuPalette[Math.min(10, Math.round(10 * task.cpu[i] / Math.max(1, task.duration[i])))];
   }
 }
 function legendOfColours() {
@@ -192,7 +200,7 @@ function drawStrips(g) {
 }
 
 function drawTasks(g, w, y, h) {
-  const first = firstAfter(w, gantt.from), right = gantt.width - 8;
+  const first = firstAfter(w, gantt.from), right = Math.round(gantt.width - 8);
   let last = firstAfter(w, gantt.to);
   if (last < firstOf[w + 1] && task.start[order[last]] < gantt.to) last++;
   const pixels = right - LEFT;
@@ -206,22 +214,30 @@ function drawTasks(g, w, y, h) {
     }
     return;
   }
-  // The coarsest level whose bins are no wider than a pixel, or the finest.
+  drawLevel(g, w, y, h, pixels);
+}
+
+/*
+ * A row of pixels, each from the coarsest level whose bins are no wider than it (or the finest): the colour of
+ * the task that has most of the bin, paler the less busy it is.
+ */
+function drawLevel(g, w, y, h, pixels) {
+  if (!gantt.line || gantt.line.width !== pixels) {
+    gantt.scratch = Object.assign(document.createElement('canvas'), { width: pixels, height: 1 });
+    gantt.line = gantt.scratch.getContext('2d').createImageData(pixels, 1);
+    gantt.cells = new Uint32Array(gantt.line.data.buffer);
+  }
   const span = Math.max(1, data.last - data.first), levels = gantt.levels[w], perPixel = (gantt.to - gantt.from) / pixels;
   let level = levels[0];
   for (const l of levels) if (span / l.bins <= perPixel) level = l;
-  const width = span / level.bins, a = Math.max(0, Math.floor((gantt.from - data.first) / width)), b = Math.min(level.bins, Math.ceil((gantt.to - data.first) / width));
-  for (let k = a; k < b;) {
-    const i = level.who[k], busy = level.busy[k] >> 5;
-    let e = k + 1;
-    if (i === N) { k = e; continue; }
-    const c = colourOf(i);
-    while (e < b && level.who[e] !== N && level.busy[e] >> 5 === busy && colourOf(level.who[e]) === c) e++;
-    g.fillStyle = shade(c, Math.min(8, busy + 1));
-    const x = Math.max(LEFT, xOf(data.first + k * width));
-    g.fillRect(x, y, Math.min(right, xOf(data.first + e * width)) - x, h);
-    k = e;
+  const { who, busy, bins } = level, first = (gantt.from - data.first) / span * bins, step = perPixel / span * bins;
+  for (let x = 0; x < pixels; x++) {
+    const k = Math.floor(first + x * step), i = k >= 0 && k < bins ? who[k] : N;
+    gantt.cells[x] = i === N ? 0 : shade(colourOf(i), Math.min(8, (busy[k] >> 5) + 1));
   }
+  gantt.scratch.getContext('2d').putImageData(gantt.line, 0, 0);
+  g.imageSmoothingEnabled = false;
+  g.drawImage(gantt.scratch, 0, 0, pixels, 1, LEFT, y, pixels, h);
 }
 
 function label(g, i, a, b, y, h) {

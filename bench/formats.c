@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * bench formats: expert GEMMs on quantised weights against BF16's in the same run, one core,
+ * weights in a rotation that no cache holds. CPU time of the thread, packing of the activations
+ * included. A ratio is the median over repetitions of BF16's time over the format's, one beside the
+ * other. usage: bench_formats [--shape NxK] [--m M] [--repetitions N] [--format NAME] [--isa NAME]
+ */
+#include "codelets/kernels/packed/coded.h"
+
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#define ROTATION ((size_t)200 << 20) /* bytes of weights of each format */
+#define MAX_FORMATS 16
+#define MAX_REPETITIONS 51
+#define SAMPLE_SECONDS 2e-3
+
+static const int row_counts[] = { 1, 2, 4, 8, 16, 32, 64, 128, 256 };
+#define POINTS (int)(2 * MOE_COUNT(row_counts))
+
+struct bank {
+	const char *name;
+	struct moe_weight first;
+	size_t bytes;
+	int experts, next;
+	char *data;
+	double seconds[POINTS][MAX_REPETITIONS];
+};
+
+struct bench {
+	const struct moe_tiles *t;
+	int n, k;
+	uint16_t *x16, *buffer;
+	float *dy, *y;
+	void *panel, *scratch;
+};
+
+static double thread_seconds(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void *pages(size_t bytes)
+{
+	void *p = mmap(NULL, bytes + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+		       0);
+
+	if (p == MAP_FAILED) {
+		fprintf(stderr, "bench_formats: no memory for %zu bytes\n", bytes);
+		exit(2);
+	}
+	madvise(p, bytes, MADV_HUGEPAGE);
+	return p;
+}
+
+static uint64_t state = 88172645463325252u;
+
+static uint64_t next_random(void)
+{
+	state ^= state << 13;
+	state ^= state >> 7;
+	state ^= state << 17;
+	return state >> 16;
+}
+
+static void random_codes(const struct moe_quantised *q, int64_t row, int64_t k0, int64_t k,
+			 uint8_t *codes)
+{
+	const struct moe_format *f = q->coding.format;
+
+	(void)row, (void)k0;
+	for (int64_t i = 0; i < k; i++)
+		do
+			codes[i] = (uint8_t)(next_random() & ((1u << f->bits) - 1));
+		while (f->values[codes[i]] != f->values[codes[i]]);
+}
+
+/* The same for a block of rows: what a format with blocks can rely on. */
+static float scale_of(const struct moe_quantised *q, int64_t row, int64_t group)
+{
+	return 0x1p-10f * (float)(1 + (row / q->rows * 7 + group * 3) % 5);
+}
+
+static int zero_of(const struct moe_quantised *q, int64_t row, int64_t group)
+{
+	return (int)((row / q->rows + group) % 8) - 4;
+}
+
+static const struct moe_code_reader reader = { random_codes, scale_of, zero_of };
+
+static void fill(struct bank *b, const struct bench *w, const struct moe_format *f, int64_t group,
+		 bool zero)
+{
+	struct moe_quantised q = {
+		.reader = &reader, .n = w->n, .k = w->k, .rows = MOE_MAX(f ? f->rows : 1, 1)
+	};
+	struct moe_coded_window all = { 0, w->n, 0, w->k, 1 };
+
+	if (f) {
+		q.coding = moe_format_coding(f, w->k);
+		q.coding.group = group ? group : q.coding.group;
+		q.coding.zero = zero;
+		q.codes.data = &q;
+		b->bytes = moe_coded_bytes(&q.coding, w->n, w->k);
+	} else {
+		b->bytes = moe_packed_bytes(w->n, w->k);
+	}
+	b->experts = (int)(ROTATION / b->bytes) + 1;
+	b->data = pages(b->bytes * (size_t)b->experts);
+	b->first = (struct moe_weight){
+		.data = b->data, .layout = w->t->layout, .dtype = MOE_BF16, .n = w->n, .k = w->k
+	};
+	if (f)
+		moe_coded_pack(w->t->layout, &b->first, &q, &all);
+	for (size_t i = 0; !f && i < b->bytes / 2; i++)
+		((uint16_t *)(void *)b->data)[i] =
+			moe_f32_to_bf16((float)(next_random() % 1000) * 1e-4f);
+	for (int e = 1; e < b->experts; e++)
+		memcpy(b->data + (size_t)e * b->bytes, b->data, b->bytes);
+}
+
+static void forward(const struct bench *w, int m, const struct moe_weight *W)
+{
+	const struct moe_tiles *t = w->t;
+	int k = w->k;
+
+	t->pack_fwd_bf16(m, w->x16, k, NULL, k, k, w->panel, k, 0);
+	for (int n = 0; n < w->n; n += MOE_PACK_N) {
+		struct moe_fwd_seg seg = { w->panel, k, 0, k, NULL };
+
+		moe_forward(t, m, W, n / MOE_PACK_N, &seg, 1,
+			    n + MOE_PACK_N < w->n ? moe_panel_address(W, n / MOE_PACK_N + 1) : NULL,
+			    w->y + n, w->n, moe_rows_out(m), w->buffer);
+	}
+}
+
+static void backward(const struct bench *w, int m, const struct moe_weight *W)
+{
+	const struct moe_tiles *t = w->t;
+	int n = w->n, step = moe_is_coded(W) ? moe_coded_columns(n) : t->bwd_columns(m);
+
+	t->pack_bwd(m, w->dy, n, NULL, n, n, w->panel, n, 0);
+	for (int k = 0; k < w->k; k += step) {
+		struct moe_bwd_seg seg = { .g = w->panel, .width = n, .n = n };
+		int width = MOE_MIN(step, w->k - k);
+
+		moe_backward_slice(t, W, 0, n, k, width, w->buffer, &seg);
+		t->bwd(m, &seg, 1, width, w->y + k, w->k, moe_rows_out(m), w->scratch);
+	}
+}
+
+/* Seconds of one GEMM of point i. */
+static double sample(const struct bench *w, struct bank *b, int i, int count)
+{
+	int m = row_counts[i / 2];
+	double start = thread_seconds();
+
+	for (int c = 0; c < count; c++) {
+		struct moe_weight W = b->first;
+
+		W.data = b->data + (size_t)(b->next++ % b->experts) * b->bytes;
+		(i % 2 ? backward : forward)(w, m, &W);
+	}
+	w->t->fence();
+	return (thread_seconds() - start) / count;
+}
+
+static int by_value(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+static double median(double *v, int n)
+{
+	qsort(v, (size_t)n, sizeof *v, by_value);
+	return v[n / 2];
+}
+
+static void open_bench(struct bench *w)
+{
+	size_t rows = 256 * (size_t)MOE_MAX(w->n, w->k), scratch = 0;
+
+	for (size_t i = 0; i < MOE_COUNT(row_counts); i++)
+		scratch = MOE_MAX(scratch, w->t->bwd_scratch(row_counts[i], w->n, w->k));
+	w->x16 = pages(rows * 2);
+	w->dy = pages(rows * 4);
+	w->y = pages(rows * 4);
+	w->panel = pages(rows * 4);
+	w->scratch = pages(scratch);
+	w->buffer = pages(MOE_MAX(32 * (size_t)w->k, moe_coded_slice_bytes(w->n)));
+	for (size_t i = 0; i < rows; i++) {
+		w->dy[i] = (float)(next_random() % 2000) * 1e-3f - 1;
+		w->x16[i] = moe_f32_to_bf16(w->dy[i]);
+	}
+}
+
+static void report(struct bank *bank, int banks, int repetitions, int only)
+{
+	for (int d = 0; d < 2; d++) {
+		printf("%-10s", d ? "backward" : "forward");
+		for (size_t i = 0; i < MOE_COUNT(row_counts); i++)
+			printf(" m=%-5d", row_counts[i]);
+		printf("\n");
+		for (int b = 0; b < banks; b++) {
+			printf("%-10s", bank[b].name);
+			for (size_t i = 0; i < MOE_COUNT(row_counts); i++) {
+				double v[MAX_REPETITIONS];
+				int p = 2 * (int)i + d;
+
+				for (int r = 0; r < repetitions; r++)
+					v[r] = b ? bank[0].seconds[p][r] / bank[b].seconds[p][r]
+						 : 1e6 * bank[0].seconds[p][r];
+				if (only && only != row_counts[i])
+					printf("      - ");
+				else
+					printf(b ? " %6.2f " : " %6.0f ", median(v, repetitions));
+			}
+			printf(b ? "\n" : " us\n");
+		}
+	}
+}
+
+int main(int argc, char **argv)
+{
+	static const struct option options[] = {
+		{ "shape", 1, NULL, 's' },	 { "m", 1, NULL, 'm' },
+		{ "repetitions", 1, NULL, 'r' }, { "format", 1, NULL, 'f' },
+		{ "isa", 1, NULL, 'i' },	 { NULL, 0, NULL, 0 }
+	};
+	static struct bank bank[MAX_FORMATS];
+	struct bench w = { .n = 1536, .k = 2048 };
+	const struct moe_kernels *table = NULL;
+	const char *only = NULL, *isa = NULL;
+	int repetitions = 9, m = 0, banks = 1, c;
+
+	while ((c = getopt_long(argc, argv, "", options, NULL)) != -1)
+		if (c == 's' && sscanf(optarg, "%dx%d", &w.n, &w.k) == 2)
+			continue;
+		else if (c == 'm')
+			m = atoi(optarg);
+		else if (c == 'r')
+			repetitions = MOE_MAX(1, MOE_MIN(atoi(optarg), MAX_REPETITIONS));
+		else if (c == 'f')
+			only = optarg;
+		else if (c == 'i')
+			isa = optarg;
+		else {
+			fprintf(stderr, "usage: bench_formats [--shape NxK] [--m M] [--repetitions "
+					"N] [--format NAME] "
+					"[--isa NAME]\n");
+			return 2;
+		}
+	if (moe_kernels_choose(isa, &table) != MOE_OK || !table->tiles || w.n % 32 || w.k % 32) {
+		fprintf(stderr, "bench_formats: no such table with panels on this CPU, or a shape "
+				"that is not of 32s\n");
+		return 2;
+	}
+	w.t = table->tiles;
+	open_bench(&w);
+	bank[0].name = "bf16 (us)";
+	fill(&bank[0], &w, NULL, 0, false);
+	for (int i = 0; moe_format_list[i] && banks < MAX_FORMATS; i++) {
+		const struct moe_format *f = moe_format_list[i];
+
+		if (only && strcmp(only, f->name))
+			continue;
+		bank[banks].name = f->name;
+		fill(&bank[banks++], &w, f, f->quantise ? 0 : 128, !f->quantise);
+	}
+	for (int r = 0; r < repetitions; r++)
+		for (int i = 0; i < POINTS; i++)
+			for (int b = 0; b < banks && (!m || m == row_counts[i / 2]); b++) {
+				double one = r ? bank[b].seconds[i][0] : sample(&w, &bank[b], i, 1);
+
+				bank[b].seconds[i][r] =
+					sample(&w, &bank[b], i, (int)(SAMPLE_SECONDS / one) + 1);
+			}
+	printf("%s, %d x %d, weights from memory; ratios of speed to bf16 in the same run\n",
+	       table->name, w.n, w.k);
+	report(bank, banks, repetitions, m);
+	return 0;
+}

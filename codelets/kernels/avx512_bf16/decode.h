@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Decoding of quantised panels (packed/coded.h) with tables in registers. A table holds code values
+ * times the scale, rounded to bf16: one lookup gives what is multiplied. What these do not take
+ * (groups that begin inside a step of 8 columns, other layouts) the plain decoder does.
+ */
+#ifndef MOE_CODELETS_KERNELS_AVX512_BF16_DECODE_H
+#define MOE_CODELETS_KERNELS_AVX512_BF16_DECODE_H
+
+#include "codelets/kernels/avx512_bf16/bf16.h"
+
+#define DECODE_STEP 8	  /* columns: 128 elements */
+#define DECODE_AHEAD 1024 /* bytes from a read to its prefetch, along a panel */
+
+void avx512_bf16_decode(const struct moe_coded_panel *p, int64_t k0, int64_t k, uint16_t *dst);
+
+/* Tables can decode it: every group begins at a step. */
+bool avx512_bf16_decodes(const struct moe_coded_panel *p);
+
+/* fwd_coded.c, fwd_coded_vbmi.c: struct moe_tiles.fwd_coded */
+bool avx512_bf16_fwd_coded(int m, const struct moe_coded_panel *p, const struct moe_fwd_seg *seg,
+			   int nseg, float *y, int64_t ldy, enum moe_out out);
+bool avx512_bf16_fwd_magnitudes(int m, const struct moe_coded_panel *p,
+				const struct moe_fwd_seg *seg, int nseg, float *y, int64_t ldy,
+				enum moe_out out);
+
+/* decode_vbmi.c: 8-bit codes of sign and magnitude; `steps` of one group, for CPUs with AVX512-VBMI
+ */
+bool avx512_bf16_has_vbmi(void);
+void avx512_bf16_decode_magnitudes(const float *values, const float scale[16], int64_t steps,
+				   const uint8_t *codes, uint16_t *dst);
+
+INLINE __m512i two(__m512 low, __m512 high)
+{
+	return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+}
+
+/* Scales of 16 rows */
+INLINE __m512 scales_of(const struct moe_coded_panel *p, const enum moe_dtype dtype, int64_t group)
+{
+	const uint8_t *at = p->scale + group * 16 *
+					       (dtype == MOE_F32	   ? 4
+						: dtype == MOE_SCALE_UE8M0 ? 1
+									   : 2);
+	_Alignas(64) float rare[16];
+
+	if (dtype == MOE_F32)
+		return _mm512_loadu_ps(at);
+	if (dtype == MOE_BF16)
+		return load_bf16((const uint16_t *)(const void *)at);
+	if (dtype == MOE_F16)
+		return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at));
+	/* 2^(b - 127): the byte is the exponent, but for 0 (subnormal) and 255 (NaN) */
+	__m512i b = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)at));
+	__m512i less = _mm512_sub_epi32(b, _mm512_set1_epi32(1));
+
+	if (__builtin_expect(_mm512_cmplt_epu32_mask(less, _mm512_set1_epi32(254)) == 0xffff, 1))
+		return _mm512_castsi512_ps(_mm512_slli_epi32(b, 23));
+	moe_coded_scales(p, group, rare);
+	return _mm512_load_ps(rare);
+}
+
+/*
+ * 4 bits: the 16 values of each row, times its scale, are 16 words of a table; the tables of 4 rows
+ * are two vectors, and a word's index in them is 16 * row + code.
+ */
+INLINE void tables4(const bool zeros, __m512 values, __m512 scale, __m512 zero, __m512i table[8])
+{
+#pragma GCC unroll 8
+	for (int i = 0; i < 8; i++) {
+		const __m512i even = _mm512_set1_epi32(2 * i), odd = _mm512_set1_epi32(2 * i + 1);
+		__m512 a = values, b = values;
+
+		if (zeros) {
+			a = _mm512_sub_ps(a, _mm512_permutexvar_ps(even, zero));
+			b = _mm512_sub_ps(b, _mm512_permutexvar_ps(odd, zero));
+		}
+		table[i] = two(_mm512_mul_ps(a, _mm512_permutexvar_ps(even, scale)),
+			       _mm512_mul_ps(b, _mm512_permutexvar_ps(odd, scale)));
+	}
+}
+
+/* Rows 4 z .. 4 z + 3 of a step's 64 bytes */
+INLINE __m512i look_up4(const __m512i table[8], __m512i codes, const int z)
+{
+	const __m512i row =
+		_mm512_set_epi64(0x0030003000300030, 0x0030003000300030, 0x0020002000200020,
+				 0x0020002000200020, 0x0010001000100010, 0x0010001000100010, 0, 0);
+	__m512i index = _mm512_ternarylogic_epi64(_mm512_srli_epi16(codes, 4 * (unsigned)z),
+						  _mm512_set1_epi16(15), row, 0xea);
+
+	return _mm512_permutex2var_epi16(table[2 * z], index, table[2 * z + 1]);
+}
+
+/* 8-bit integers: 16 bytes are 8 codes each of rows j and 4 + j. Vectors j of the first 8 rows'
+ * scales, then of the others. */
+INLINE void scales8(__m512 scale, __m512 s[8])
+{
+#pragma GCC unroll 8
+	for (int i = 0; i < 8; i++) {
+		const int r = i / 4 * 8 + i % 4;
+
+		s[i] = _mm512_mask_blend_ps(0xff00,
+					    _mm512_permutexvar_ps(_mm512_set1_epi32(r), scale),
+					    _mm512_permutexvar_ps(_mm512_set1_epi32(r + 4), scale));
+	}
+}
+
+/* 64 codes: 8 rows of 8 columns */
+INLINE void integers(const uint8_t *codes, const __m512 s[4], __m512i out[2])
+{
+	const __m512i first = _mm512_setr_epi64(0, 1, 4, 5, 8, 9, 12, 13);
+	const __m512i second = _mm512_setr_epi64(2, 3, 6, 7, 10, 11, 14, 15);
+	__m512 f[4];
+	__m512i a, b;
+
+#pragma GCC unroll 4
+	for (int j = 0; j < 4; j++) {
+		__m128i c = _mm_load_si128((const __m128i *)(codes + 16 * j));
+
+		f[j] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(c)), s[j]);
+	}
+	a = two(f[0], f[1]);
+	b = two(f[2], f[3]);
+	out[0] = _mm512_permutex2var_epi64(a, first, b);
+	out[1] = _mm512_permutex2var_epi64(a, second, b);
+}
+
+#endif

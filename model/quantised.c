@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model/quantised.h"
+
+#include <stdio.h>
+
+#define NAME_MAX_BYTES 256
+#define PLAIN_SUFFIX ".weight"
+
+/* The names of a weight's tensors in one layout. */
+struct names {
+	char codes[NAME_MAX_BYTES], scale[NAME_MAX_BYTES], zero[NAME_MAX_BYTES];
+};
+
+static void join(char *to, const char *base, int length, const char *suffix)
+{
+	snprintf(to, NAME_MAX_BYTES, "%.*s%s", length, base, suffix);
+}
+
+/* Without ".weight". */
+static int base_length(const char *name)
+{
+	size_t n = strlen(name), s = strlen(PLAIN_SUFFIX);
+
+	return (int)(n > s && !strcmp(name + n - s, PLAIN_SUFFIX) ? n - s : n);
+}
+
+static struct names names_of(const char *name, const struct moe_format_layout *l)
+{
+	int length = base_length(name);
+	struct names n = { .zero = "" };
+
+	join(n.codes, name, length, l->codes);
+	join(n.scale, name, length, l->scale);
+	if (l->zero)
+		join(n.zero, name, length, l->zero);
+	return n;
+}
+
+/* One expert's part of a tensor; data at `expert`. */
+static enum moe_status view(const struct moe_st_tensor *t, int64_t experts, struct moe_array *a)
+{
+	int skip = experts > 0;
+	int64_t count;
+
+	*a = (struct moe_array){ .dtype = t->dtype,
+				 .ndim = t->ndim - skip,
+				 .data = (void *)t->data };
+	if (!strcmp(t->dtype_text, "F8_E8M0"))
+		a->dtype = MOE_SCALE_UE8M0;
+	if (skip && (t->ndim < 2 || t->shape[0] != experts))
+		return moe_fail(
+			MOE_ERR_FORMAT,
+			"%s has %d dimensions and begins with %lld; %lld experts are expected",
+			t->name, t->ndim, (long long)(t->ndim ? t->shape[0] : 0),
+			(long long)experts);
+	if (a->ndim > MOE_MAX_NDIM - skip && t->ndim > MOE_MAX_NDIM)
+		return moe_fail(MOE_ERR_FORMAT, "%s has %d dimensions", t->name, t->ndim);
+	for (int i = 0; i < a->ndim; i++)
+		a->shape[i] = t->shape[i + skip];
+	count = moe_shape_count(t->ndim, t->shape);
+	if (count < 0 || (size_t)count * moe_dtype_size(a->dtype) != t->bytes)
+		return moe_fail(MOE_ERR_UNSUPPORTED, "%s has dtype %s, which no weight format has",
+				t->name, t->dtype_text);
+	return MOE_OK;
+}
+
+/* GPTQ's order of columns: only the plain one is known. */
+static enum moe_status check_order(const struct moe_safetensors *st, const char *name,
+				   const struct moe_quantised *q)
+{
+	static const char *const suffixes[] = { ".g_idx", ".weight_g_idx" };
+	char order[NAME_MAX_BYTES];
+
+	for (size_t i = 0; i < MOE_COUNT(suffixes); i++) {
+		const struct moe_st_tensor *t;
+
+		join(order, name, base_length(name), suffixes[i]);
+		t = moe_safetensors_find(st, order);
+		if (!t)
+			continue;
+		if (t->dtype != MOE_I32 || t->ndim != 1 || t->shape[0] != q->k)
+			return moe_fail(MOE_ERR_FORMAT, "%s: [%lld] of I32 is expected", order,
+					(long long)q->k);
+		for (int64_t k = 0; k < q->k; k++) {
+			int32_t g;
+
+			memcpy(&g, (const char *)t->data + 4 * k, sizeof g);
+			if (g != k / q->coding.group)
+				return moe_fail(MOE_ERR_UNSUPPORTED,
+						"%s orders the columns (activation order, "
+						"desc_act): column %lld is "
+						"in group %d. Quantise again without it",
+						order, (long long)k, (int)g);
+		}
+	}
+	return MOE_OK;
+}
+
+static enum moe_status open(const struct moe_safetensors *st, const char *name,
+			    const struct moe_format *f, const struct moe_format_layout *l,
+			    const struct names *n, int64_t rows, int64_t columns,
+			    struct moe_st_quantised *out)
+{
+	struct moe_stored s = { .codes_name = n->codes,
+				.scale_name = n->scale,
+				.zero_name = n->zero,
+				.n = rows,
+				.k = columns };
+	struct moe_quantised *q = &out->q;
+
+	out->zero = l->zero ? moe_safetensors_find(st, n->zero) : NULL;
+	MOE_TRY(view(out->codes, out->experts, &s.codes));
+	MOE_TRY(view(out->scale, out->experts, &s.scale));
+	if (out->zero)
+		MOE_TRY(view(out->zero, out->experts, &s.zero));
+	*q = (struct moe_quantised){ .coding = { .format = f },
+				     .n = rows,
+				     .k = columns,
+				     .rows = 1,
+				     .codes = s.codes,
+				     .scale = s.scale,
+				     .zero = s.zero };
+	MOE_TRY(l->open(&s, q));
+	return check_order(st, name, q);
+}
+
+enum moe_status moe_st_quantised_find(const struct moe_safetensors *st, const char *name,
+				      int64_t experts, int64_t n, int64_t k,
+				      struct moe_st_quantised *out, bool *found)
+{
+	char missing[NAME_MAX_BYTES] = "", codes[NAME_MAX_BYTES] = "";
+
+	*found = false;
+	*out = (struct moe_st_quantised){ .experts = experts };
+	for (int i = 0; moe_format_list[i]; i++)
+		for (int j = 0; j < MOE_FORMAT_LAYOUTS && moe_format_list[i]->layout[j].codes;
+		     j++) {
+			const struct moe_format_layout *l = &moe_format_list[i]->layout[j];
+			struct names names = names_of(name, l);
+
+			out->codes = moe_safetensors_find(st, names.codes);
+			if (!out->codes || out->codes->dtype != l->codes_dtype)
+				continue;
+			out->scale = moe_safetensors_find(st, names.scale);
+			if (!out->scale) {
+				if (!*missing) {
+					memcpy(missing, names.scale, sizeof missing);
+					memcpy(codes, names.codes, sizeof codes);
+				}
+				continue;
+			}
+			*found = true;
+			return open(st, name, moe_format_list[i], l, &names, n, k, out);
+		}
+	return *missing ? moe_fail(MOE_ERR_FORMAT, "%s holds quantised codes, but %s is missing",
+				   codes, missing)
+			: MOE_OK;
+}
+
+/* Of an array of all experts. */
+static void move(struct moe_array *a, int64_t e)
+{
+	if (a->data)
+		a->data = (char *)a->data + (size_t)e * (size_t)moe_shape_count(a->ndim, a->shape) *
+						    moe_dtype_size(a->dtype);
+}
+
+struct moe_quantised moe_st_quantised_expert(const struct moe_st_quantised *t, int64_t e)
+{
+	struct moe_quantised q = t->q;
+
+	move(&q.codes, e);
+	move(&q.scale, e);
+	move(&q.zero, e);
+	return q;
+}

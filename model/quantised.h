@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Quantised weights in safetensors: which tensors make one, found by the names that formats give
+ * them. */
+#ifndef MOE_MODEL_QUANTISED_H
+#define MOE_MODEL_QUANTISED_H
+
+#include "codelets/format.h"
+#include "model/readers/safetensors.h"
+
+struct moe_st_quantised {
+	const struct moe_st_tensor *codes, *scale, *zero; /* zero NULL: none */
+	struct moe_quantised q;				  /* the matrix, or that of expert 0 */
+	int64_t experts;				  /* 0: one matrix */
+};
+
+/*
+ * What stands for the weight whose plain name is `name`, of shape [n, k], or [experts, n, k] for
+ * experts > 0. *found false and MOE_OK: nothing does. MOE_ERR_FORMAT, MOE_ERR_UNSUPPORTED name the
+ * tensor that is missing or malformed, and say what it should be. Values are not read.
+ */
+enum moe_status moe_st_quantised_find(const struct moe_safetensors *st, const char *name,
+				      int64_t experts, int64_t n, int64_t k,
+				      struct moe_st_quantised *out, bool *found);
+/* The matrix of expert e. */
+struct moe_quantised moe_st_quantised_expert(const struct moe_st_quantised *t, int64_t e);
+
+#endif
