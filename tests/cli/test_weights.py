@@ -4,7 +4,7 @@
 import json
 import unittest
 
-from support import Case
+from support import MODEL, Case
 
 
 class Weights(Case):
@@ -20,6 +20,15 @@ class Weights(Case):
                 self.assertLess(values["last_loss"], values["first_loss"])
                 self.assertLess(abs(values["last_loss"] - plain["last_loss"]), limit)
                 self.assertNotEqual(values["last_loss"], plain["last_loss"])
+
+    def test_evaluation_sees_them(self):
+        held_out = self.tokens("held.safetensors", 4)
+        loss = {}
+        for weights in ("keep", "int4"):
+            flags = ["--data", held_out, "--json", "--threads", 2, "--weights", weights]
+            loss[weights] = json.loads(self.good("eval", "--model", MODEL, *flags).stdout)["loss"]
+        self.assertNotEqual(loss["keep"], loss["int4"])
+        self.assertLess(abs(loss["keep"] - loss["int4"]), 0.1)
 
     def test_what_it_excludes(self):
         result = self.run_tool(*self.train_arguments("--weights", "int4", "--backward-weights", "resident"))

@@ -15,8 +15,9 @@ function limitText(v) {
     memory: '<strong>Memory bandwidth limits it</strong>: it moves its bytes about as fast as the memory can' }[binding];
   else s += `<strong>Idle workers limit it</strong>: ${share(all - v.busy, all)} of their time, mostly ${{ submission: 'because tasks are submitted too late', dependency: 'because nothing is ready: all waits for tasks that run', placement: 'because ready tasks belong to other workers', data: 'in acquiring data', runtime: 'in the runtime between tasks' }[data.causes[worst]] || data.causes[worst]}`;
   s += ` (at least ${time(b.lower)} by its bounds, so ${share(b.efficiency, 1)} efficient).`;
-  const slow = v.all.cpu !== null && v.all.cpu < .93 * v.all.time;
-  if (slow) s += ` <strong>Other processes took the cores</strong> for ${share(v.all.time - v.all.cpu, v.all.time)} of the time in tasks.`;
+  const taken = v.all.cpu === null ? 0 : 1 - v.all.cpu / v.all.time, others = `<strong>Other processes took the cores</strong> for ${share(taken, 1)} of the time in tasks`;
+  if (taken > .2) s = others + ', so the figures say more about them than about the program. ' + s;
+  else if (taken > .07) s += ' ' + others + '.';
   return s;
 }
 
