@@ -164,6 +164,8 @@ static enum moe_status load(struct moe_model *m, const char *adapter_dir, const 
 	MOE_TRY_GOTO(moe_model_init_lora(m), status, out);
 	if (adapter)
 		MOE_TRY_GOTO(moe_model_set_adapter(m, adapter), status, out);
+	else
+		MOE_TRY_GOTO(moe_model_fold(m), status, out);
 	moe_model_folded_done(m);
 	status = make_runtime(m);
 out:

@@ -39,6 +39,7 @@ struct moe_folded_lora {
 	int r; /* 0: not adapted */
 	float scale;
 	float *a, *b, *base; /* [r, k], [n, r], [n, k] or NULL */
+	struct moe_router_lora *trained; /* a router's, whose values are a and b; NULL: frozen */
 };
 #define MOE_FOLDED (MOE_ADAPTER_TARGETS - MOE_ADAPTER_EXPERTS - 1) /* targets above the experts */
 

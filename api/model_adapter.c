@@ -3,6 +3,7 @@
 #include "api/lora_init.h"
 #include "api/model.h"
 
+#include "codelets/router_lora.h"
 #include "model/adapters/adapter_form.h"
 
 #include <math.h>
@@ -257,6 +258,10 @@ static void clear_all_moments(struct moe_model *m)
 		struct moe_decoder_layer *l = &m->decoder.layers[i];
 		struct moe_experts *e = l->experts;
 
+		if (e && e->router_lora) {
+			clear_moments(&e->router_lora->a, 1);
+			clear_moments(&e->router_lora->b, 1);
+		}
 		for (int j = 0; j < MOE_ATTN_LINEARS; j++) {
 			clear_moments(&l->linear[j].lora_a, 1);
 			clear_moments(&l->linear[j].lora_b, 1);

@@ -4,16 +4,71 @@
  * matrix in f32, once when the model is opened. Routers and gates, small, keep their base, so that
  * other values can be loaded later.
  */
+#include "api/lora_init.h"
 #include "api/model.h"
+
+#include "codelets/router_lora.h"
 
 static enum moe_adapter_target target_of(int i)
 {
 	return (enum moe_adapter_target)(MOE_ADAPTER_EXPERTS + 1 + i);
 }
 
+/* Of the random numbers of A; differs from the experts' and attention's. */
+#define ROUTER_SEED 16
+
 static bool is_small(enum moe_adapter_target t)
 {
 	return t < MOE_ADAPTER_SHARED_FFN;
+}
+
+static enum moe_status alloc_moments(struct moe_engine *e, struct moe_param *p, float *value,
+				     int64_t piece)
+{
+	size_t bytes = (size_t)piece * sizeof(float);
+
+	p->value = value;
+	p->piece = piece;
+	p->grad = moe_memory_alloc(e, bytes, -1, "gradients");
+	p->m = moe_memory_alloc(e, bytes, -1, "moments");
+	p->v = moe_memory_alloc(e, bytes, -1, "moments");
+	return p->grad && p->m && p->v
+		       ? MOE_OK
+		       : moe_fail(MOE_ERR_NOMEM, "no memory for a router's adapter");
+}
+
+/* The graph finds it in the layer, which has the gradient of the whole weight from then on. */
+static enum moe_status train_router(struct moe_model *m, int layer, struct moe_folded_lora *f)
+{
+	struct moe_experts *e = m->decoder.layers[layer].experts;
+	struct moe_router_lora *t = moe_calloc(1, sizeof *t);
+
+	f->trained = t;
+	if (!t)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for a router's adapter");
+	t->r = f->r;
+	t->scale = f->scale;
+	t->base = f->base;
+	MOE_TRY(alloc_moments(m->engine, &t->a, f->a, f->r * f->k));
+	MOE_TRY(alloc_moments(m->engine, &t->b, f->b, f->r * f->n));
+	e->grad_router =
+		moe_memory_alloc(m->engine, (size_t)(f->n * f->k) * sizeof(float), -1, "gradients");
+	if (!e->grad_router)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for a router's gradient");
+	e->router_lora = t;
+	return MOE_OK;
+}
+
+static void free_trained(struct moe_engine *e, struct moe_router_lora *t)
+{
+	struct moe_param *const both[] = { t ? &t->a : NULL, t ? &t->b : NULL };
+
+	for (int i = 0; t && i < 2; i++) {
+		moe_memory_free(e, both[i]->grad);
+		moe_memory_free(e, both[i]->m);
+		moe_memory_free(e, both[i]->v);
+	}
+	moe_free(t);
 }
 
 static enum moe_status make(struct moe_model *m, const struct moe_safetensors *st, int layer,
@@ -37,11 +92,15 @@ static enum moe_status make(struct moe_model *m, const struct moe_safetensors *s
 		return moe_fail(MOE_ERR_NOMEM, "no memory for an adapter of %s",
 				moe_adapter_target_name(t));
 	f->b = f->a + f->r * f->k;
+	if (!m->params.inference_only)
+		MOE_TRY(train_router(m, layer, f));
 	if (!st)
 		return MOE_OK;
 	memset(f->a, 0, (size_t)(f->r * (f->n + f->k)) * sizeof *f->a);
 	MOE_TRY(moe_model_find(m, st, role, layer, -1, &tensor));
 	moe_to_f32(f->base, tensor->data, tensor->dtype, (size_t)(f->n * f->k));
+	if (f->trained) /* as a new adapter starts: B is 0 */
+		moe_lora_init_a(m->params.seed, layer, ROUTER_SEED, 0, f->r, f->k, f->a);
 	return MOE_OK;
 }
 
@@ -153,6 +212,7 @@ void moe_model_free_folded(struct moe_model *m)
 		for (int i = 0; i < MOE_FOLDED; i++) {
 			moe_memory_free(m->engine, m->folded[l][i].a);
 			moe_memory_free(m->engine, m->folded[l][i].base);
+			free_trained(m->engine, m->folded[l][i].trained);
 		}
 	moe_free(m->folded);
 	m->folded = NULL;

@@ -23,14 +23,12 @@ static enum moe_status finish(struct moe_model *m)
 	for (int t = 0; t < MOE_ADAPTER_TARGETS; t++) {
 		if (!m->lora.rank[t])
 			continue;
-		if (t > MOE_ADAPTER_EXPERTS && !m->params.inference_only)
-			return moe_fail(
-				MOE_ERR_UNSUPPORTED,
-				"training an adapter of %s (%s) is not in this version: q_proj, "
-				"k_proj, v_proj, o_proj and experts can be trained",
-				moe_adapter_target_name((enum moe_adapter_target)t),
-				t == MOE_ADAPTER_ROUTER ? "the router; all-linear has it too"
-							: "all-linear has it too");
+		if (t > MOE_ADAPTER_ROUTER && !m->params.inference_only)
+			return moe_fail(MOE_ERR_UNSUPPORTED,
+					"training an adapter of %s (all-linear has it too) is not in this "
+					"version: q_proj, k_proj, v_proj, o_proj, experts and gate (the "
+					"router) can be trained",
+					moe_adapter_target_name((enum moe_adapter_target)t));
 		for (int l = 0; l < m->arch.n_layers; l++)
 			m->lora.partial[t] |= possible(&m->arch, t, l) && !m->lora.on[t][l];
 	}

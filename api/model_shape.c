@@ -159,6 +159,16 @@ static size_t linear_bytes(const struct moe_model *m, const struct moe_linear *l
 	return lora * (m->params.inference_only ? 1 : 4);
 }
 
+/* A router's: base and the gradient of its weight too. */
+static size_t router_bytes(const struct moe_model *m, int layer)
+{
+	size_t E = (size_t)m->arch.n_experts, H = (size_t)m->arch.hidden;
+	size_t r = (size_t)moe_lora_rank(&m->lora, MOE_ADAPTER_ROUTER, layer);
+	bool trained = !m->params.inference_only;
+
+	return r ? ((trained ? 2 : 1) * E * H + (trained ? 4 : 1) * r * (E + H)) * sizeof(float) : 0;
+}
+
 /* LoRA with gradients and moments. */
 static size_t lora_bytes(const struct moe_model *m)
 {
@@ -170,6 +180,7 @@ static size_t lora_bytes(const struct moe_model *m)
 
 		for (int j = 0; j < MOE_ATTN_LINEARS; j++)
 			bytes += linear_bytes(m, &l->linear[j]);
+		bytes += router_bytes(m, i);
 		if (e)
 			bytes += (size_t)e->E * ((size_t)(e->ra + e->r) * (size_t)e->H +
 						 3 * (size_t)e->r * (size_t)e->I) *

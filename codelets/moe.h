@@ -81,6 +81,7 @@ struct moe_experts {
 	float *grad_router;		 /* [E, H] or NULL */
 	/* one piece [E, H], where it is trained: value is router_weight's data (F32), grad is grad_router */
 	struct moe_param router_param;
+	struct moe_router_lora *router_lora; /* where it is trained; codelets/router_lora.h. Not owned */
 	bool recompute; /* u, gate and up are computed again in the backward instead of kept */
 	float dropout;	/* of LoRA's inputs, where a pass asks for it */
 	uint64_t dropout_seed; /* of this layer */

@@ -12,7 +12,7 @@ int moe_decoder_lowest(const struct moe_decoder *d)
 	for (int i = 0; i < d->n_layers; i++) {
 		const struct moe_decoder_layer *l = &d->layers[i];
 
-		if (l->experts && l->experts->a_gu.grad)
+		if (l->experts && (l->experts->a_gu.grad || l->experts->router_lora))
 			return i;
 		for (int j = 0; j < MOE_ATTN_LINEARS; j++)
 			if (moe_decoder_trains(l, j))

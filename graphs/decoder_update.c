@@ -2,9 +2,22 @@
 /* Tensors of a decoder, gradient norm and update. */
 #include "graphs/decoder.h"
 
+#include "codelets/router_lora.h"
+
 static bool trains_experts(const struct moe_decoder_layer *l)
 {
 	return l->experts && l->experts->a_gu.grad;
+}
+
+static bool trains_router(const struct moe_decoder_layer *l)
+{
+	return l->experts && l->experts->router_lora;
+}
+
+/* Its place among the results of grad_norm: behind attention and experts. */
+static int router_norm(const struct moe_decoder_layer *l)
+{
+	return MOE_ATTN_LINEARS + l->experts->P * l->experts->G;
 }
 
 /*
@@ -14,7 +27,7 @@ static bool trains_experts(const struct moe_decoder_layer *l)
  */
 static void count_norms(const struct moe_decoder *d, struct moe_decoder_tensors *t)
 {
-	int64_t attention = 0;
+	int64_t others = 0;
 
 	for (int i = 0; i < d->n_layers; i++) {
 		const struct moe_decoder_layer *l = &d->layers[i];
@@ -25,13 +38,17 @@ static void count_norms(const struct moe_decoder *d, struct moe_decoder_tensors 
 			t->n_expert_squares +=
 				(int64_t)MOE_SQUARES_PER_EXPERT(l->experts->P) * l->experts->E;
 		}
+		if (trains_router(l)) {
+			t->n_norms = MOE_MAX(t->n_norms, router_norm(l) + 1);
+			others += 2;
+		}
 		for (int j = 0; j < MOE_ATTN_LINEARS; j++)
 			if (moe_decoder_trains(l, j)) {
 				t->n_norms = MOE_MAX(t->n_norms, (int)MOE_ATTN_LINEARS);
-				attention += 2;
+				others += 2;
 			}
 	}
-	t->n_squares = t->n_expert_squares + attention;
+	t->n_squares = t->n_expert_squares + others;
 }
 
 enum moe_status moe_decoder_tensors_create(struct moe_engine *e, const struct moe_decoder *d,
@@ -93,6 +110,44 @@ static struct moe_update_args linear_update(const struct moe_linear *l)
 	return a;
 }
 
+static struct moe_update_args router_update(const struct moe_experts *l)
+{
+	struct moe_update_args a = { .n = 2 };
+
+	a.range[0] = (struct moe_range){ &l->router_lora->a, 0, 1 };
+	a.range[1] = (struct moe_range){ &l->router_lora->b, 0, 1 };
+	return a;
+}
+
+/* The gradients of the routers' A and B, once those of their weights are complete. */
+static enum moe_status submit_router_grads(const struct moe_context *c, const struct moe_decoder *d,
+					   struct moe_decoder_tensors *t)
+{
+	for (int i = 0; i < d->n_layers; i++) {
+		struct moe_context lc = *c;
+
+		lc.layer = i;
+		if (trains_router(&d->layers[i]))
+			MOE_TRY(moe_task_router_lora_grad(&lc, d->layers[i].experts,
+							  t->moe[i].grad_router, t->moe[i].router,
+							  t->moe[i].grad_router_lora));
+	}
+	return MOE_OK;
+}
+
+static enum moe_status update_router(const struct moe_context *c, const struct moe_decoder_layer *l,
+				     struct moe_layer_tensors *lt, const struct moe_decoder_step *o,
+				     struct moe_tensor *norm_ready)
+{
+	struct moe_update_args a = router_update(l->experts);
+
+	a.adamw = o->adamw;
+	a.norm = o->norm;
+	MOE_TRY(moe_task_update(c, &a, -1, -1, &lt->grad_router_lora, 1, o->norm ? norm_ready : NULL,
+				&lt->router, 1));
+	return moe_task_router_fold(c, l->experts, lt->router);
+}
+
 static enum moe_status submit_norm(const struct moe_context *c, const struct moe_decoder *d,
 				   struct moe_decoder_tensors *t, const struct moe_decoder_step *o)
 {
@@ -112,6 +167,14 @@ static enum moe_status submit_norm(const struct moe_context *c, const struct moe
 			MOE_TRY(moe_graph_moe_grad_norm(&lc, l->experts, &t->moe[i], experts,
 							t->norm + MOE_ATTN_LINEARS));
 			experts += (int64_t)MOE_SQUARES_PER_EXPERT(l->experts->P) * l->experts->E;
+		}
+		if (trains_router(l)) {
+			struct moe_update_args a = router_update(l->experts);
+
+			a.squares[0] = rest++;
+			a.squares[1] = rest++;
+			MOE_TRY(moe_task_grad_norm(&lc, &a, -1, -1, &t->moe[i].grad_router_lora, 1,
+						   t->norm[router_norm(l)]));
 		}
 		for (int j = 0; j < MOE_ATTN_LINEARS; j++) {
 			struct moe_update_args a = linear_update(&l->linear[j]);
@@ -141,6 +204,7 @@ enum moe_status moe_graph_decoder_update(const struct moe_context *c, const stru
 
 	nc.layer = -1;
 	nc.priority = MOE_PRIORITY_UPDATE;
+	MOE_TRY(submit_router_grads(&nc, d, t));
 	if (o->norm)
 		MOE_TRY(submit_norm(&nc, d, t, o));
 	for (int i = 0; i < d->n_layers; i++) {
@@ -161,6 +225,8 @@ enum moe_status moe_graph_decoder_update(const struct moe_context *c, const stru
 		}
 		if (trains_experts(l))
 			MOE_TRY(moe_graph_moe_update(&lc, l->experts, &t->moe[i], &step));
+		if (trains_router(l))
+			MOE_TRY(update_router(&lc, l, &t->moe[i], o, t->norm_ready));
 	}
 	return MOE_OK;
 }

@@ -22,6 +22,7 @@ struct moe_layer_tensors {
 	struct moe_tensor *grad_router, *grad_shared; /* or NULL */
 	/* of weights that are trained: [P G] packed ones and f32 masters, and the router's; else NULL */
 	struct moe_tensor **weights, **masters, *router;
+	struct moe_tensor *grad_router_lora; /* or NULL */
 };
 
 struct moe_slot_tensors {

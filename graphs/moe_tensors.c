@@ -55,6 +55,12 @@ enum moe_status moe_layer_tensors_create(struct moe_engine *e, const struct moe_
 	if (l->grad_router)
 		MOE_TRY_GOTO(moe_tensor_create(e, "grad_router", 0, -1, &t->grad_router), st, fail);
 	MOE_TRY_GOTO(create_trained(e, l, t), st, fail);
+	if (l->router_lora) {
+		MOE_TRY_GOTO(moe_tensor_create(e, "router", 0, -1, &t->router), st, fail);
+		moe_tensor_set_initialised(t->router);
+		MOE_TRY_GOTO(moe_tensor_create(e, "grad_router_lora", 0, -1, &t->grad_router_lora),
+			     st, fail);
+	}
 	return MOE_OK;
 fail:
 	moe_layer_tensors_destroy(t);
@@ -74,6 +80,7 @@ void moe_layer_tensors_destroy(struct moe_layer_tensors *t)
 	moe_tensors_destroy(t->masters, pg);
 	moe_tensor_destroy(t->router);
 	moe_tensor_destroy(t->grad_router);
+	moe_tensor_destroy(t->grad_router_lora);
 	moe_tensor_destroy(t->grad_shared);
 	memset(t, 0, sizeof *t);
 }

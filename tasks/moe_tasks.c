@@ -20,6 +20,7 @@
 #include "codelets/route.h"
 #include "codelets/route_bwd.h"
 #include "codelets/router_grad.h"
+#include "codelets/router_lora.h"
 #include "codelets/scatter.h"
 #include "codelets/weight_grad.h"
 
@@ -392,6 +393,35 @@ enum moe_status moe_task_router_grad(const struct moe_context *c, const struct m
 	moe_access_add(&l, grad, a->first ? MOE_W : MOE_RW);
 	return moe_task_submit(c, MOE_KIND_router_grad, &moe_cl_router_grad, a, sizeof *a, &l,
 			       (struct moe_where){ -1, -1, -1 }, MOE_PRIORITY_FILL);
+}
+
+enum moe_status moe_task_router_lora_grad(const struct moe_context *c, const struct moe_experts *layer,
+					  struct moe_tensor *grad_router, struct moe_tensor *router,
+					  struct moe_tensor *grad)
+{
+	struct moe_router_lora_args a = { layer };
+	struct moe_access_list l = { .n = 0 };
+
+	if (!layer || !layer->router_lora)
+		return moe_fail(MOE_ERR_ARG, "router_lora_grad: the layer's router has no LoRA");
+	moe_access_add(&l, grad_router, MOE_R);
+	moe_access_add(&l, router, MOE_R);
+	moe_access_add(&l, grad, MOE_W);
+	return moe_task_submit(c, MOE_KIND_router_lora_grad, &moe_cl_router_lora_grad, &a, sizeof a, &l,
+			       (struct moe_where){ -1, -1, -1 }, MOE_PRIORITY_FILL);
+}
+
+enum moe_status moe_task_router_fold(const struct moe_context *c, const struct moe_experts *layer,
+				     struct moe_tensor *router)
+{
+	struct moe_router_lora_args a = { layer };
+	struct moe_access_list l = { .n = 0 };
+
+	if (!layer || !layer->router_lora)
+		return moe_fail(MOE_ERR_ARG, "router_fold: the layer's router has no LoRA");
+	moe_access_add(&l, router, MOE_RW);
+	return moe_task_submit(c, MOE_KIND_router_fold, &moe_cl_router_fold, &a, sizeof a, &l,
+			       (struct moe_where){ -1, -1, -1 }, MOE_PRIORITY_UPDATE - c->layer);
 }
 
 enum moe_status moe_task_ffn_bwd(const struct moe_context *c, const struct moe_token_args *a,

@@ -95,6 +95,12 @@ enum moe_status moe_task_combine_bwd(const struct moe_context *c, const struct m
 enum moe_status moe_task_router_grad(const struct moe_context *c, const struct moe_token_args *a,
 				     struct moe_tensor *route, struct moe_tensor *plan,
 				     struct moe_tensor *scratch, struct moe_tensor *grad);
+/* router: the handle of W, A and B; grad: of the gradients of A and B. */
+enum moe_status moe_task_router_lora_grad(const struct moe_context *c, const struct moe_experts *layer,
+					  struct moe_tensor *grad_router, struct moe_tensor *router,
+					  struct moe_tensor *grad);
+enum moe_status moe_task_router_fold(const struct moe_context *c, const struct moe_experts *layer,
+				     struct moe_tensor *router);
 enum moe_status moe_task_ffn_bwd(const struct moe_context *c, const struct moe_token_args *a, int block,
 				 struct moe_tensor *hidden, struct moe_tensor *grad_out,
 				 struct moe_tensor *scratch, struct moe_tensor *after,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/params.h"
 
+#include "codelets/router_lora.h"
 #include "model/state.h"
 
 #include <math.h>
@@ -33,6 +34,18 @@ static size_t layer_arrays(const struct moe_decoder_layer *layer, int l,
 								   e, (enum moe_lora_array)a) };
 			snprintf(out[n].name, sizeof out[n].name, "layers.%d.experts.%s", l,
 				 lora_names[a]);
+		}
+		n++;
+	}
+	for (int i = 0; e && e->router_lora && i < 2; i++) {
+		const struct moe_param *p = i ? &e->router_lora->b : &e->router_lora->a;
+
+		if (out) {
+			out[n] = (struct moe_train_array){ .param = (struct moe_param *)p,
+							   .pieces = 1,
+							   .piece = p->piece };
+			snprintf(out[n].name, sizeof out[n].name, "layers.%d.router.lora_%c", l,
+				 i ? 'b' : 'a');
 		}
 		n++;
 	}
@@ -245,6 +258,9 @@ enum moe_status moe_train_state_load(const struct moe_decoder *d, const char *di
 			      moe_safetensors_count(moe_state_arrays(s)), n * MOE_COUNT(saved));
 	for (size_t i = 0; st == MOE_OK && i < n; i++)
 		st = load_array(s, &a[i]);
+	for (int l = 0; st == MOE_OK && l < d->n_layers; l++)
+		if (d->layers[l].experts && d->layers[l].experts->router_lora)
+			moe_router_fold(d->layers[l].experts);
 	moe_free(a);
 	moe_state_close(s);
 	return st == MOE_OK ? st : moe_fail_in(st, "%s", dir);

@@ -64,12 +64,12 @@ class Adapters(Case):
         with open(path, "w", encoding="utf-8") as file:
             json.dump(config, file)
 
-    def router_adapter(self, name):
+    def router_adapter(self, name, module="mlp.gate"):
         """What PEFT's all-linear also adapts: the router, of one layer here."""
         os.makedirs(self.path(name))
         config = {"peft_type": "LORA", "r": 2, "lora_alpha": 40, "target_modules": [], "target_parameters": ["layers.1.mlp.gate.weight"]}
         self.write(f"{name}/adapter_config.json", json.dumps(config))
-        key = "base_model.model.model.layers.1.mlp.gate.lora_"
+        key = f"base_model.model.model.layers.1.{module}.lora_"
         a, b = (array.array("f", [(7 * i % 11 - 5) / 10 for i in range(n)]).tobytes() for n in (2 * 128, 8 * 2))
         tensors = {f"{key}A.weight": ("F32", [2, 128], a), f"{key}B.weight": ("F32", [8, 2], b)}
         save_tensors(self.path(name, "adapter_model.safetensors"), tensors, {"format": "pt"})
@@ -87,9 +87,25 @@ class Adapters(Case):
             self.good("convert", self.path("router"), self.path(form), "--adapter-format", form)
             got = json.loads(self.good(*flags, MODEL, "--adapter", self.path(form)).stdout)["loss"]
             self.assertEqual(got, want)
+        self.out = self.path("continued")
+        self.good(*self.train_arguments("--adapter", self.path("router"), "--max-steps", 2, "--warmup-ratio", 0,
+                                        "--learning-rate", 1e-2))  # fmt: skip
+        found = json.loads(self.good("inspect", self.out, "--json").stdout)["targets"]
+        self.assertEqual([(t["target"], t["layers"], t["rank"]) for t in found], [("gate", 1, 2)])
+        before, after = read_tensors(self.path("router")), read_tensors(self.out)
+        self.assertEqual(before.keys(), after.keys())
+        for name in before:
+            self.assertNotEqual(before[name][3], after[name][3])
+
+    def test_all_linear(self):
+        self.out = self.path("all")
+        self.good(*self.train_arguments("--lora-target", "all-linear", "--max-steps", 2))
+        found = {t["target"]: t for t in json.loads(self.good("inspect", self.out, "--json").stdout)["targets"]}
+        self.assertEqual(set(found), {"q_proj", "k_proj", "v_proj", "o_proj", "experts", "gate"})
+        self.assertEqual([found["experts"]["gate_up_rank"], found["experts"]["rank"]], [8, 4])
 
     def test_errors(self):
-        self.router_adapter("router")
+        self.router_adapter("shared", "mlp.shared_expert.up_proj")
         self.spoil("dora", use_dora=True)
         self.spoil("ranks", r=8)
         self.spoil("prefix", peft_type="PREFIX_TUNING")
@@ -149,8 +165,8 @@ class Adapters(Case):
             ("inspect {d}/nothing", ["nothing: no model (config.json), adapter"]),
             ("inspect {d}/file", ["file", "neither a model, an adapter, a token file"]),
             ("inspect {d}/dora", ["use_dora"]),
-            ("train --model {m} --data {d}/train.safetensors --adapter {d}/router --output-dir {d}/new",
-             ["training an adapter of gate", "the router", "can be trained"]),
+            ("train --model {m} --data {d}/train.safetensors --adapter {d}/shared --output-dir {d}/new",
+             ["shared_expert.up_proj", "no such matrix", "another base model"]),
             ("eval --model {d}/wide --adapter {a} --data {d}/train.safetensors", ["another base model"]),
             ("eval --model {m} --adapter {d}/cut --data {d}/train.safetensors", ["cut/adapter_model.safetensors"]),
         ):  # fmt: skip

@@ -71,7 +71,6 @@ class BadInput(Case):
         self.assertIn("w_proj", self.bad_training(2, "--lora-target", "w_proj"))
         self.assertIn("name both", self.bad_training(2, "--lora-target", "up_proj"))
         self.assertIn("regular expression", self.bad_training(2, "--lora-target", "(?=q).*"))
-        self.assertIn("router", self.bad_training(2, "--lora-target", "all-linear"))
 
     def test_no_trained_tokens(self):
         line = self.bad_training(2, data=self.tokens("none.safetensors", trained=False))

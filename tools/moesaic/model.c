@@ -243,7 +243,12 @@ void tool_model_describe(const struct tool_model *m, const struct settings *s, F
 		fprintf(to, " (rank %d; %d experts x %d layers x %s)", i->expert_rank, i->experts,
 			i->moe_layers,
 			grouped(i->expert_lora_params / ((int64_t)i->experts * i->moe_layers)));
-	fprintf(to, "\nrouter       frozen; auxiliary loss coefficient %g (%s)\n",
+	if (i->other_lora_params)
+		fprintf(to, "\nrouter       %s trainable (rank %d); ", grouped(i->other_lora_params),
+			i->lora_rank ? i->lora_rank : i->expert_rank);
+	else
+		fprintf(to, "\nrouter       frozen; ");
+	fprintf(to, "auxiliary loss coefficient %g (%s)\n",
 		settings_real(s, "aux-loss"),
 		settings_given(s, "aux-loss") ? "--aux-loss" : "default");
 	fprintf(to, "trainable params: %s || all params: %s || trainable%%: %.4f\n",
