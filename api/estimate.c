@@ -85,11 +85,13 @@ static double step_flops(const struct moe_model_info *info, int lowest, int64_t 
 
 /* Seconds that workers need for all tasks of a step. */
 static double work_s(const struct moe_estimate_params *p, const struct moe_model *m,
-		     const struct moe_model_info *info, int T, int micros, int workers, int64_t tasks)
+		     const struct moe_model_info *info, int T, int micros, int workers,
+		     int64_t tasks)
 {
 	int n = p->document_tokens ? MOE_MIN(p->document_tokens, T) : T;
 	struct moe_step_load l = { .tokens = T,
-				   .document_tokens = (int)MOE_MIN((int64_t)n, m->arch.max_positions),
+				   .document_tokens =
+					   (int)MOE_MIN((int64_t)n, m->arch.max_positions),
 				   .micro_batches = micros,
 				   .workers = workers,
 				   .lowest_trained_layer = info->lowest_trained_layer,
