@@ -1286,8 +1286,8 @@ static void busy(void)
 
 			CHECK(st == MOE_OK || st == MOE_ERR_BUSY);
 		}
-		t.busy += tries == 50; /* a machine where they never met */
 		pthread_join(t.id, NULL);
+		t.busy += tries == 50; /* a machine where they never met */
 	}
 	moe_experts_destroy(t.l);
 	block_data_free(&d);
