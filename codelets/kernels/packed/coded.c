@@ -4,7 +4,7 @@
 
 #define STEP 8		   /* columns decoded at a time: never split by a group or a block */
 #define PANEL_GAP 128	   /* bytes between panels whose stride is a multiple of 2 KB (layout.h) */
-#define FETCH_PANELS 12	    /* from a panel to what is prefetched of a slice */
+#define FETCH_PANELS 12	   /* from a panel to what is prefetched of a slice */
 #define SLICE_BYTES 262144 /* of decoded columns: a part of the L2 cache */
 
 static int64_t block_of(enum moe_layout layout)
@@ -226,26 +226,70 @@ static inline uint16_t to_bf16(float v)
 						  : moe_f32_to_bf16(v);
 }
 
-void moe_coded_decode(const struct moe_coded_panel *p, int64_t k0, int64_t k, uint16_t *dst)
+/* Steps of 8 columns of BLOCKS8, 4 bits: the bf16 values of each row's 16 codes are looked up. */
+static void decode_nibbles(const float *values, const float *scale, const float *zero,
+			   int64_t steps, const uint8_t *restrict codes, uint16_t *restrict dst)
 {
-	const float *values = p->coding->format->values;
-	int bits = p->coding->format->bits;
-	int64_t end = k0 + k, base = k0 * MOE_PACK_N;
+	uint16_t table[MOE_PACK_N][16];
+
+	for (int n = 0; n < MOE_PACK_N; n++)
+		for (int c = 0; c < 16; c++)
+			table[n][c] = to_bf16((values[c] - zero[n]) * scale[n]);
+	for (; steps > 0; steps--, codes += 64, dst += 128)
+		for (int i = 0; i < 32; i++) {
+			int low = codes[2 * i], high = codes[2 * i + 1], n = i / 8;
+
+			dst[i] = table[n][low & 15];
+			dst[32 + i] = table[4 + n][low >> 4];
+			dst[64 + i] = table[8 + n][high & 15];
+			dst[96 + i] = table[12 + n][high >> 4];
+		}
+}
+
+/* The same of 8 bits: 16 bytes are 8 codes each of rows n and n + 4. */
+static void decode_bytes(const float *values, const float *scale, const float *zero, int64_t steps,
+			 const uint8_t *restrict codes, uint16_t *restrict dst)
+{
+	for (; steps > 0; steps--)
+		for (int h = 0; h < MOE_PACK_N; h += 8, codes += 64, dst += 64)
+			for (int n = 0; n < 8; n++) {
+				const uint8_t *row = codes + n % 4 * 16 + n / 4 * 8;
+				float s = scale[h + n], z = zero[h + n];
+
+				for (int i = 0; i < 8; i++)
+					dst[8 * n + i] = to_bf16((values[row[i]] - z) * s);
+			}
+}
+
+/* Columns k0..next, of one group */
+static void decode_group(const struct moe_coded_panel *p, int64_t k0, int64_t next, uint16_t *dst)
+{
+	const struct moe_format *f = p->coding->format;
+	const uint8_t *codes = p->codes + MOE_PACK_N * k0 * f->bits / 8;
 	float scale[MOE_PACK_N], zero[MOE_PACK_N];
 
-	while (k0 < end) {
-		int64_t next = MOE_MIN(end, group_end(p, k0));
+	moe_coded_scales(p, group_of(p, k0), scale);
+	moe_coded_zeros(p, group_of(p, k0), zero);
+	if (p->block == STEP && k0 % STEP == 0 && next % STEP == 0) {
+		(f->bits == 4 ? decode_nibbles : decode_bytes)(f->values, scale, zero,
+							       (next - k0) / STEP, codes, dst);
+		return;
+	}
+	for (int n = 0; n < MOE_PACK_N; n++)
+		for (int64_t i = k0; i < next; i++) {
+			int64_t e = element(p->block, n, i);
 
-		moe_coded_scales(p, group_of(p, k0), scale);
-		moe_coded_zeros(p, group_of(p, k0), zero);
-		for (int n = 0; n < MOE_PACK_N; n++)
-			for (int64_t i = k0; i < next; i++) {
-				int64_t e = element(p->block, n, i);
+			dst[e - k0 / p->block * p->block * MOE_PACK_N] = to_bf16(
+				(f->values[code_at(p->codes, f->bits, e)] - zero[n]) * scale[n]);
+		}
+}
 
-				dst[e - base] = to_bf16(
-					(values[code_at(p->codes, bits, e)] - zero[n]) * scale[n]);
-			}
-		k0 = next;
+void moe_coded_decode(const struct moe_coded_panel *p, int64_t k0, int64_t k, uint16_t *dst)
+{
+	for (int64_t first = k0, end = k0 + k, next; k0 < end; k0 = next) {
+		next = MOE_MIN(end, group_end(p, k0));
+		/* a block that a group begins in the middle of is addressed from its start */
+		decode_group(p, k0, next, dst + (k0 / p->block * p->block - first) * MOE_PACK_N);
 	}
 }
 
@@ -313,8 +357,9 @@ void moe_forward(const struct moe_tiles *t, int m, const struct moe_weight *W, i
 	t->fwd(m, seg, nseg, next, y, ldy, out);
 }
 
-void moe_backward_slice(const struct moe_tiles *t, const struct moe_weight *W, int64_t first, int64_t n,
-			int64_t col, int64_t width, uint16_t *buffer, struct moe_bwd_seg *seg)
+void moe_backward_slice(const struct moe_tiles *t, const struct moe_weight *W, int64_t first,
+			int64_t n, int64_t col, int64_t width, uint16_t *buffer,
+			struct moe_bwd_seg *seg)
 {
 	struct moe_coded_panel p;
 	int64_t bits, run;
@@ -335,7 +380,8 @@ void moe_backward_slice(const struct moe_tiles *t, const struct moe_weight *W, i
 	run = MOE_PACK_N * width * bits / 8;
 	for (; n > 0; n -= MOE_PACK_N, buffer += seg->stride) {
 		/* each panel has a short run of these columns */
-		const uint8_t *ahead = p.codes + FETCH_PANELS * stride + MOE_PACK_N * col * bits / 8;
+		const uint8_t *ahead =
+			p.codes + FETCH_PANELS * stride + MOE_PACK_N * col * bits / 8;
 
 		for (int64_t i = 0; i < run; i += 64)
 			__builtin_prefetch(ahead + i);
