@@ -4,9 +4,11 @@
  * and faults of docs/spec-coverage.md.
  */
 #include "tests/layer_check.h"
+#include "tests/trace_good.h"
 
 #include "model/readers/safetensors_writer.h"
 
+#include <limits.h>
 #include <math.h>
 #include <pthread.h>
 
@@ -841,18 +843,27 @@ static void in_flight_for(bool async, uint64_t *hash)
 	struct moe_engine *e = layer_engine(2, 1);
 	struct moe_expert_layer *l[LAYERS];
 	struct block_data d[LAYERS];
+	struct moe_trace_params trace = { .struct_size = sizeof trace };
+	struct moe_trace_info traced = { .struct_size = sizeof traced };
+	char file[PATH_MAX];
 	uint64_t h = 1;
 
+	snprintf(file, sizeof file, "%s/in_flight.mxt", moe_test_dir());
+	trace.file = file;
 	for (int i = 0; i < LAYERS; i++) {
 		struct block_case c = small();
+		struct moe_experts_params p;
 
 		c.seed += i;
 		c.base_grads = true;
 		c.backward = table()->weight_transpose ? "shared:2" : "direct";
 		block_data_make(&d[i], &c);
-		l[i] = layer_make(e, &d[i], NULL);
+		p = layer_params(&d[i].c);
+		p.layer = i; /* the trace tells them apart */
+		l[i] = layer_make(e, &d[i], &p);
 		CHECK_OK(layer_forward(l[i], &d[i], false)); /* buffers */
 	}
+	CHECK_OK(moe_trace_start(e, &trace)); /* of whole steps */
 	for (int step = 0; step < 2; step++) {
 		if (async)
 			CHECK_OK(moe_engine_hold(e));
@@ -897,6 +908,8 @@ static void in_flight_for(bool async, uint64_t *hash)
 		moe_experts_destroy(l[i]);
 		block_data_free(&d[i]);
 	}
+	CHECK_OK(moe_trace_stop(e, &traced));
+	CHECK(trace_is_good(file, false, true)); /* dependencies, order, repacks before their readers */
 	CHECK_OK(moe_engine_close(e));
 	*hash = h;
 }

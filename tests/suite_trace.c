@@ -86,7 +86,7 @@ static bool one_graph(struct moe_engine *e, int tensors, int tasks)
 	e->handed_over = NULL;
 	CHECK(trace_stop(e).tasks == tasks);
 	graph_verify(&g, 1);
-	CHECK(trace_is_good(trace_file("graph.mxt"), false));
+	CHECK(trace_is_good(trace_file("graph.mxt"), false, false));
 	if (trace_open(&t, trace_file("graph.mxt"))) {
 		row = trace_check(&t, &first);
 		CHECK(row && first == (int64_t)s.first && t.reader.ended);
@@ -245,7 +245,7 @@ static void step_child(const void *arg)
 		moe_trace_mark(e, MOE_TRACE_STEP_END, i, c.T, 77);
 	}
 	trace_stop(e);
-	CHECK(trace_is_good(trace_file("block.mxt"), false));
+	CHECK(trace_is_good(trace_file("block.mxt"), false, false));
 	if (trace_open(&t, trace_file("block.mxt"))) {
 		row = trace_check(&t, &first);
 		CHECK(row != NULL);
@@ -370,7 +370,7 @@ static void size_child(const void *arg)
 	printf("  %lld tasks, %lld bytes, %.1f each; writer %.2f us each ", (long long)info.tasks,
 	       (long long)info.bytes, (double)info.bytes / (double)info.tasks,
 	       1e6 * info.writer_seconds / (double)info.tasks);
-	CHECK(trace_is_good(arg, false));
+	CHECK(trace_is_good(arg, false, false));
 	if (trace_open(&t, arg)) {
 		row = trace_check(&t, &first);
 		CHECK(row && t.all[MOE_MXT_DEPS].column[MOE_MXT_DEP_BACK].n > (size_t)info.tasks);

@@ -59,7 +59,7 @@ static void killed(void)
 	if (!trace_open(&t, path))
 		return;
 	CHECK(!t.reader.ended && trace_rows(&t, MOE_MXT_TASKS) > 200);
-	CHECK(trace_is_good(path, true) && !trace_is_good(path, false));
+	CHECK(trace_is_good(path, true, false) && !trace_is_good(path, false, false));
 	CHECK(trace_rows(&t, MOE_MXT_DEPS) > 200 && moe_mxt_number(&t.reader, "workers", 0) == 2);
 	trace_close(&t);
 }
@@ -81,7 +81,7 @@ static void tiny_child(const void *arg)
 	info = trace_stop(e);
 	CHECK(info.lost > 0);
 	graph_verify(&g, 4); /* the work does not suffer */
-	CHECK(trace_is_good(arg, true) && !trace_is_good(arg, false));
+	CHECK(trace_is_good(arg, true, false) && !trace_is_good(arg, false, false));
 	if (trace_open(&t, arg)) {
 		tasks = (int64_t)trace_rows(&t, MOE_MXT_TASKS);
 		executed = trace_counter(&t, "executed");
@@ -135,7 +135,7 @@ static void full_child(const void *arg)
 	CHECK(strstr(info.error, "File too large") && strstr(warning, "File too large"));
 	graph_verify(&g, 60);
 	CHECK(info.bytes > 0 && info.bytes <= 60000);
-	CHECK(trace_is_good(arg, true) && !trace_is_good(arg, false));
+	CHECK(trace_is_good(arg, true, false) && !trace_is_good(arg, false, false));
 	if (trace_open(&t, arg)) {
 		CHECK(!t.reader.ended && !t.reader.lost_bytes && t.reader.bytes == info.bytes);
 		trace_close(&t);

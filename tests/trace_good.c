@@ -3,9 +3,11 @@
 
 #include "tools/trace/verify.h"
 
-bool trace_is_good(const char *path, bool partial)
+bool trace_is_good(const char *path, bool partial, bool skipped_slots)
 {
-	struct trace_verify v = { .partial = partial, .out = stdout, .most = 5 };
+	struct trace_verify v = {
+		.partial = partial, .skipped_slots = skipped_slots, .out = stdout, .most = 5
+	};
 	struct trace t;
 	char error[300];
 	int64_t found;

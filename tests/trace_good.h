@@ -5,7 +5,7 @@
 
 #include <stdbool.h>
 
-/* Prints the findings. partial: the trace may be cut off and tasks be lost. */
-bool trace_is_good(const char *path, bool partial);
+/* Prints the findings. partial: the trace may be cut off and tasks be lost. skipped_slots: ids of -1. */
+bool trace_is_good(const char *path, bool partial, bool skipped_slots);
 
 #endif
