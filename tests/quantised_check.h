@@ -30,22 +30,37 @@ static const struct quantised_kind quantised_kinds[] = {
 	{ "gptq", "int4", true, false, ".qweight", ".scales", ".qzeros" },
 };
 
-/* Items of a file being made; everything is leaked until the process ends. */
+/* Items of a file being made. Tests move and drop items, so memory is listed apart. */
 struct made {
 	struct moe_st_item item[2000];
 	size_t n;
+	void *owned[8000];
+	size_t n_owned;
 	void *fused[8][2][2]; /* [layer][gate_up, down][codes, scales] */
 };
+
+static inline void *own(struct made *m, void *memory)
+{
+	CU_ASSERT_FATAL(memory && m->n_owned < MOE_COUNT(m->owned));
+	return m->owned[m->n_owned++] = memory;
+}
+
+static inline void free_made(struct made *m)
+{
+	for (size_t i = 0; i < m->n_owned; i++)
+		free(m->owned[i]);
+	free(m);
+}
 
 static inline void *put_item(struct made *m, enum moe_dtype dtype, int ndim, const int64_t *shape,
 			     const char *name)
 {
 	struct moe_st_item *i = &m->item[m->n++];
 	int64_t count = moe_shape_count(ndim, shape);
-	void *data = calloc((size_t)count + 8, MOE_MAX(moe_dtype_size(dtype), 1));
+	void *data = own(m, calloc((size_t)count + 8, MOE_MAX(moe_dtype_size(dtype), 1)));
 
 	*i = (struct moe_st_item){
-		.name = strdup(name), .dtype = dtype, .ndim = ndim, .data = data
+		.name = own(m, strdup(name)), .dtype = dtype, .ndim = ndim, .data = data
 	};
 	memcpy(i->shape, shape, (size_t)ndim * sizeof *shape);
 	return data;
@@ -155,6 +170,7 @@ static inline void put_matrix(struct made *coded, struct made *plain,
 
 	CHECK_OK(moe_quantise(moe_format_find(kind->format), t->data, t->dtype, n, k, k, &q,
 			      &memory));
+	own(coded, memory);
 	put_plain(plain, t->name, &q);
 	snprintf(base, sizeof base, "%.*s", (int)(strlen(t->name) - strlen(".weight")), t->name);
 	if (!kind->fused || !expert_name(t->name, &layer, &expert, matrix)) {
@@ -226,7 +242,8 @@ static inline void make_quantised(const char *from, int64_t E, const struct quan
 	if (plain_dir)
 		write_checkpoint(plain, from, plain_dir);
 	moe_safetensors_close(st);
-	free(coded), free(plain);
+	free_made(coded);
+	free_made(plain);
 }
 
 #endif
