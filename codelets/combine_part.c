@@ -5,18 +5,21 @@
 
 size_t moe_combine_scratch(const struct moe_experts *l)
 {
-	return (size_t)l->k * (sizeof(float *) + sizeof(float));
+	return sizeof(float *) + (size_t)l->k * (sizeof(float *) + sizeof(float));
 }
 
 void moe_combine_slots(const struct moe_token_args *a, int part, int t, int h0, int h1, float *out,
 		       void *scratch)
 {
 	const struct moe_plan *plan = &a->state->plan;
-	const float *y = a->state->part[part].y + h0, **row = scratch;
+	const float *y = a->state->part[part].y + h0, **row;
 	size_t width = (size_t)moe_width(a->layer->H);
-	float *weight = (float *)(row + a->layer->k);
+	float *weight;
 	int n = 0;
 
+	/* callers keep rows of any length in front of it */
+	row = (const float **)(((uintptr_t)scratch + sizeof *row - 1) & ~(uintptr_t)(sizeof *row - 1));
+	weight = (float *)(row + a->layer->k);
 	for (int s = t * a->layer->k; s < (t + 1) * a->layer->k; s++) {
 		if (plan->position[s] < 0)
 			continue;

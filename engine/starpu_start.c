@@ -143,11 +143,31 @@ static enum moe_status init_starpu(struct starpu_conf *conf, int *rc)
 	return st;
 }
 
+/*
+ * 1.4.7 built for 32 workers ends with a fault in starpu_init on topologies of 448 cores and more, whatever it is
+ * asked for; 416 are fine (tried with HWLOC_SYNTHETIC). 1.3.10 starts on 4800.
+ */
+#define CRASHING_CORES 416
+
+static enum moe_status check_cores(const struct moe_engine *e)
+{
+	if (STARPU_MAJOR_VERSION == 1 && STARPU_MINOR_VERSION < 4)
+		return MOE_OK;
+	if (e->topology.cpus <= MOE_MAX(CRASHING_CORES, MOE_STARPU_MAX_CPUS))
+		return MOE_OK;
+	return moe_fail(MOE_ERR_CONFIG,
+			"this StarPU (%d.%d, at most %d workers) crashes on machines of more than %d cores, and "
+			"this one has %d; scripts/build-starpu builds one with raised limits",
+			STARPU_MAJOR_VERSION, STARPU_MINOR_VERSION, MOE_STARPU_MAX_CPUS, CRASHING_CORES,
+			e->topology.cpus);
+}
+
 enum moe_status moe_starpu_start(struct moe_engine *e, int workers)
 {
 	struct starpu_conf conf;
 	int rc;
 
+	MOE_TRY(check_cores(e));
 	MOE_TRY(ensure_starpu_home());
 	/* With its NUMA nodes StarPU would copy frozen weights between them. */
 	setenv("STARPU_USE_NUMA", "0", 0);

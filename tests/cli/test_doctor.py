@@ -63,7 +63,7 @@ class Doctor(Case):
         self.assertTrue(any("machine.json" in text for text in self.problems("warning", **variables)))
 
     def test_a_large_machine(self):
-        texts = self.problems("warning", MOESAIC_MACHINE="", HWLOC_SYNTHETIC="package:2 numa:4 core:600 pu:1")
+        texts = self.problems("warning", MOESAIC_MACHINE="", HWLOC_SYNTHETIC="package:2 numa:4 core:40 pu:1")
         self.assertTrue(any("stay idle" in text for text in texts))
 
     def test_python(self):
