@@ -190,4 +190,18 @@ static inline void layer_compare(struct moe_expert_layer *l, const struct block_
 	}
 }
 
+static inline struct block_case layer_small(void)
+{
+	return (struct block_case){ .E = 6, .k = 2, .H = 80, .I = 100, .T = 21, .r = 5, .routing = 2, .seed = 5 };
+}
+
+static inline enum moe_window layer_window(struct moe_expert_layer *l)
+{
+	enum moe_window w = 99;
+
+	if (!CHECK_OK(moe_experts_get_window(l, &w)))
+		printf("  %s\n", moe_last_error());
+	return w;
+}
+
 #endif
