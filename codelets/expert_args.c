@@ -17,15 +17,16 @@ void moe_group_run(const struct moe_expert_args *a, bool empty, moe_expert_op op
 		   struct moe_worker *worker)
 {
 	const struct moe_experts *l = a->layer;
-
 	int end = l->group_first[a->group + 1], e = next_of(a, l->group_first[a->group], empty);
 	struct moe_expert now, next;
 
 	worker->rows = moe_group_rows(a);
+	if (e < end)
+		next = moe_expert_of(l, a->copy, a->part, e);
 	for (int follow; e < end; e = follow) {
 		struct moe_expert_rows rows = moe_expert_rows_of(l, a->state, a->part, e);
 
-		now = moe_expert_of(l, a->copy, a->part, e);
+		now = next;
 		follow = next_of(a, e + 1, empty);
 		if (follow < end) {
 			next = moe_expert_of(l, a->copy, a->part, follow);

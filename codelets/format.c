@@ -11,6 +11,16 @@ const struct moe_format *moe_format_find(const char *name)
 	return NULL;
 }
 
+float moe_largest(int64_t n, int64_t k, const float *x, int64_t ld)
+{
+	float largest = 0;
+
+	for (int64_t i = 0; i < n; i++)
+		for (int64_t j = 0; j < k; j++)
+			largest = MOE_MAX(largest, fabsf(x[i * ld + j]));
+	return largest;
+}
+
 float moe_ue8m0(uint8_t v)
 {
 	return v == 255 ? NAN : ldexpf(1, v - 127);

@@ -106,6 +106,8 @@ static inline size_t moe_scale_bytes(const struct moe_coding *c)
 	return moe_dtype_size(c->scale) + (c->zero ? 1 : 0);
 }
 
+/* The largest magnitude of x [n, k], rows ld apart. */
+float moe_largest(int64_t n, int64_t k, const float *x, int64_t ld);
 float moe_ue8m0(uint8_t v); /* NaN for 255 */
 /* A stored scale as f32. */
 float moe_scale_at(const void *scale, enum moe_dtype dtype, int64_t i);

@@ -220,9 +220,9 @@ static struct moe_dropout dropout_of(const struct moe_experts *l, const struct m
 		return d;
 	d.p = l->dropout;
 	for (uint64_t i = 0; i < MOE_DROPPED; i++) {
-		uint64_t key = moe_dropout_mix(l->dropout_seed + (uint64_t)s->drop_step);
+		uint64_t key = moe_mix(l->dropout_seed + (uint64_t)s->drop_step);
 
-		d.key[i] = moe_dropout_mix(moe_dropout_mix(key + i) + (uint64_t)e);
+		d.key[i] = moe_mix(moe_mix(key + i) + (uint64_t)e);
 	}
 	return d;
 }

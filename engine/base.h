@@ -63,6 +63,14 @@ char *moe_shape_text(int ndim, const int64_t *shape, char *buf, size_t size);
 
 double moe_now(void); /* CLOCK_MONOTONIC, seconds */
 
+/* splitmix64's finaliser (Steele, Lea, Flood 2014): neighbouring numbers become unlike ones, the same everywhere. */
+static inline uint64_t moe_mix(uint64_t z)
+{
+	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+	z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+	return z ^ z >> 31;
+}
+
 static inline float moe_bf16_to_f32(uint16_t v)
 {
 	uint32_t bits = (uint32_t)v << 16;

@@ -47,8 +47,8 @@ static void mask(const struct reference *r, enum moe_dropped which, int e, int t
 	struct moe_dropout drop = { .p = P, .position = r->position };
 	float one;
 
-	drop.key[which] = moe_dropout_mix(
-		moe_dropout_mix(moe_dropout_mix(r->l->dropout_seed + (uint64_t)r->step) + which) + (uint64_t)e);
+	drop.key[which] = moe_mix(
+		moe_mix(moe_mix(r->l->dropout_seed + (uint64_t)r->step) + which) + (uint64_t)e);
 	for (int i = 0; i < n; i++) {
 		one = 1;
 		moe_drop(&drop, which, t, i, 1, &one);

@@ -5,40 +5,13 @@
 #include "engine/trace_write.h"
 #include "tests/trace_check.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-
 const char moe_suite_name[] = "trace_file";
 
 static uint64_t state;
 
 static uint64_t any(void)
 {
-	state += 0x9e3779b97f4a7c15ull;
-	state ^= state >> 29;
-	return state * 0xbf58476d1ce4e5b9ull ^ state >> 31;
-}
-
-static uint8_t *contents(const char *path, size_t *n)
-{
-	int fd = open(path, O_RDONLY);
-	struct stat st;
-	uint8_t *data;
-
-	CHECK(fd >= 0 && fstat(fd, &st) == 0);
-	data = malloc((size_t)st.st_size + 1);
-	CHECK(read(fd, data, (size_t)st.st_size) == st.st_size);
-	close(fd);
-	*n = (size_t)st.st_size;
-	return data;
-}
-
-static void put(const char *path, const uint8_t *data, size_t n)
-{
-	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-
-	CHECK(fd >= 0 && write(fd, data, n) == (ssize_t)n);
-	close(fd);
+	return trace_random(&state);
 }
 
 /* ---- numbers ---- */
@@ -262,11 +235,11 @@ static void damage(void)
 	snprintf(whole, sizeof whole, "%s", trace_file("whole.mxt"));
 	snprintf(bad, sizeof bad, "%s", trace_file("bad.mxt"));
 	write_all(whole, t, 4);
-	data = contents(whole, &n);
+	data = trace_contents(whole, &n);
 	for (size_t cut = 0; cut <= n; cut++) { /* a crash leaves a prefix: chunks only come */
 		size_t good;
 
-		put(bad, data, cut);
+		trace_put(bad, data, cut);
 		good = intact(bad, t, &left);
 		CHECK(good >= last && left == good);
 		last = good;
@@ -275,19 +248,19 @@ static void damage(void)
 	for (size_t at = MOE_MXT_FILE_BYTES; at < n;
 	     at++) { /* one byte costs one chunk, or the header */
 		data[at] ^= (uint8_t)(1 + any() % 255);
-		put(bad, data, n);
+		trace_put(bad, data, n);
 		CHECK(intact(bad, t, &left) >= CHUNKS - 1);
 		free(data);
-		data = contents(whole, &n);
+		data = trace_contents(whole, &n);
 	}
 	for (int i = 0; i < 300; i++) { /* a hole, or a piece twice */
 		size_t a = any() % n, b = a + any() % (n - a);
 
 		memset(data + a, (int)any(), b - a);
-		put(bad, data, i % 2 ? n : b);
+		trace_put(bad, data, i % 2 ? n : b);
 		intact(bad, t, &left);
 		free(data);
-		data = contents(whole, &n);
+		data = trace_contents(whole, &n);
 	}
 	free(data);
 	for (int i = 0; i < CHUNKS; i++)
@@ -369,9 +342,9 @@ static void refused(void)
 	CHECK(!moe_mxt_open(&r, trace_file("none/x.mxt")) && strstr(r.error, "No such file"));
 	CHECK(!moe_mxt_open(&r, moe_test_dir()) && r.error[0]);
 	CHECK(!moe_mxt_open(&r, "/dev/zero") && strstr(r.error, "regular"));
-	put(path, (const uint8_t *)"{\"traceEvents\": [1, 2, 3]}", 26);
+	trace_put(path, (const uint8_t *)"{\"traceEvents\": [1, 2, 3]}", 26);
 	CHECK(!moe_mxt_open(&r, path) && strstr(r.error, "not a trace"));
-	put(path, (const uint8_t *)MOE_MXT_MARK "\x02\0\0\0\0\0\0\0", 16);
+	trace_put(path, (const uint8_t *)MOE_MXT_MARK "\x02\0\0\0\0\0\0\0", 16);
 	CHECK(!moe_mxt_open(&r, path) && strstr(r.error, "version 2"));
 	CHECK(!moe_mxt_create(&w, trace_file("none/x.mxt")) && strstr(w.error, "No such file"));
 	CHECK(!moe_mxt_create(&w, "/dev/full") && strstr(w.error, "space"));

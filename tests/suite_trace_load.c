@@ -3,30 +3,16 @@
  */
 #include "engine/trace_write.h"
 #include "tests/trace_build.h"
+#include "tests/trace_bytes.h"
 #include "tests/trace_digest.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-
 const char moe_suite_name[] = "trace_load";
-
-static const char *file(const char *name)
-{
-	static char ring[4][4200];
-	static int next;
-	char *path = ring[next++ % 4];
-
-	snprintf(path, sizeof *ring, "%s/%s", moe_test_dir(), name);
-	return path;
-}
 
 static uint64_t state;
 
 static uint64_t any(void)
 {
-	state += 0x9e3779b97f4a7c15ull;
-	state ^= state >> 29;
-	return state * 0xbf58476d1ce4e5b9ull ^ state >> 31;
+	return trace_random(&state);
 }
 
 /* ---- writing a trace that is in memory ---- */
@@ -178,7 +164,7 @@ static void same_tasks(const struct trace *a, const struct trace *b)
 static void round_trip(void)
 {
 	static const uint32_t sizes[] = { 1, 7, 1000 };
-	const char *path = file("good.mxt");
+	const char *path = trace_file("good.mxt");
 	struct trace t, back;
 	char error[300] = "", buf[20];
 
@@ -214,7 +200,7 @@ static void slices(void)
 	struct trace_slice step = { .steps = true, .step = { 2, 2 } };
 	struct trace_slice layer = { .layers = true, .layer = { 1, 1 } };
 	struct trace_slice time = { .times = true, .time = { 50, 60 } };
-	const char *path = file("slices.mxt");
+	const char *path = trace_file("slices.mxt");
 	struct trace t, part;
 	char error[300];
 	uint32_t n = 0;
@@ -239,7 +225,7 @@ static void slices(void)
 
 static void refused(void)
 {
-	const char *path = file("text.mxt");
+	const char *path = trace_file("text.mxt");
 	struct trace t;
 	char error[300];
 	FILE *f = fopen(path, "w");
@@ -247,7 +233,7 @@ static void refused(void)
 	CHECK(f && fputs("this is a text and no trace at all", f) > 0 && !fclose(f));
 	CHECK(trace_read(&t, path, NULL, error, sizeof error) == -1);
 	CHECK(strstr(error, "text.mxt") && strstr(error, "not a trace"));
-	CHECK(trace_read(&t, file("absent"), NULL, error, sizeof error) == -1);
+	CHECK(trace_read(&t, trace_file("absent"), NULL, error, sizeof error) == -1);
 	CHECK(strstr(error, "No such file"));
 	CHECK(trace_read(&t, "/", NULL, error, sizeof error) == -1 && strstr(error, "regular"));
 }
@@ -256,7 +242,7 @@ static void refused(void)
 
 static void bad_rows(void)
 {
-	const char *path = file("rows.mxt");
+	const char *path = trace_file("rows.mxt");
 	struct trace t, back;
 	char error[300];
 
@@ -279,28 +265,6 @@ static void bad_rows(void)
 }
 
 /* ---- anything ---- */
-
-static uint8_t *contents(const char *path, size_t *n)
-{
-	int fd = open(path, O_RDONLY);
-	struct stat st;
-	uint8_t *data;
-
-	CHECK(fd >= 0 && fstat(fd, &st) == 0);
-	data = malloc((size_t)st.st_size + 64);
-	CHECK(read(fd, data, (size_t)st.st_size) == st.st_size);
-	close(fd);
-	*n = (size_t)st.st_size;
-	return data;
-}
-
-static void put(const char *path, const uint8_t *data, size_t n)
-{
-	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-
-	CHECK(fd >= 0 && write(fd, data, n) == (ssize_t)n);
-	close(fd);
-}
 
 /* Changes bytes of a chunk's head or payload and makes both checksums right. */
 static void corrupt(uint8_t *data, size_t n)
@@ -335,7 +299,7 @@ static void corrupt(uint8_t *data, size_t n)
 static void anything(void)
 {
 	int rounds = moe_test_full() ? 20000 : 1500, read = 0;
-	const char *good = file("seed.mxt"), *bad = file("bad.mxt");
+	const char *good = trace_file("seed.mxt"), *bad = trace_file("bad.mxt");
 	FILE *null = fopen("/dev/null", "w");
 	struct trace t;
 	uint8_t *data;
@@ -351,12 +315,12 @@ static void anything(void)
 	for (int i = 0; i < rounds; i++) {
 		int64_t tasks;
 
-		data = contents(good, &n);
+		data = trace_contents(good, &n);
 		for (uint64_t k = any() % 3 + 1; k; k--)
 			corrupt(data, n);
 		if (any() % 8 == 0)
 			n = any() % n;
-		put(bad, data, n);
+		trace_put(bad, data, n);
 		error[0] = 0;
 		tasks = trace_digest(bad, null, error, sizeof error);
 		if (!CHECK(tasks >= -1 && (tasks >= 0 || error[0])))

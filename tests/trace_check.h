@@ -4,18 +4,7 @@
 #define MOE_TESTS_TRACE_CHECK_H
 
 #include "engine/trace_read.h"
-#include "tests/child.h"
-
-/* In the test's folder; four at a time. */
-static inline const char *trace_file(const char *name)
-{
-	static char ring[4][4200];
-	static int next;
-	char *path = ring[next++ % 4];
-
-	snprintf(path, sizeof *ring, "%s/%s", moe_test_dir(), name);
-	return path;
-}
+#include "tests/trace_bytes.h"
 
 static inline struct moe_trace_params trace_params(const char *file)
 {

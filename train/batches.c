@@ -1,14 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/batches.h"
 
-/* splitmix64 (Steele, Lea, Flood 2014): the same order on every machine. */
+/* splitmix64: the same order on every machine. */
 static uint64_t next_random(uint64_t *state)
 {
-	uint64_t z = *state += 0x9e3779b97f4a7c15ull;
-
-	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
-	z = (z ^ z >> 27) * 0x94d049bb133111ebull;
-	return z ^ z >> 31;
+	return moe_mix(*state += 0x9e3779b97f4a7c15ull);
 }
 
 static int64_t pack_tokens(const struct moe_tokens *t, int64_t pack)

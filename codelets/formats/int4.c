@@ -70,11 +70,8 @@ static enum moe_status open(const struct moe_stored *s, struct moe_quantised *q)
 static float quantise(int64_t n, int64_t k, const float *x, int64_t ld, uint8_t *out,
 		      int64_t ld_codes)
 {
-	float largest = 0, scale;
+	float largest = moe_largest(n, k, x, ld), scale;
 
-	for (int64_t i = 0; i < n; i++)
-		for (int64_t j = 0; j < k; j++)
-			largest = MOE_MAX(largest, fabsf(x[i * ld + j]));
 	scale = moe_bf16_to_f32(moe_f32_to_bf16(largest > 0 ? largest / 7 : 1));
 	scale = scale > 0 ? scale : 0x1p-133f;
 	for (int64_t i = 0; i < n; i++)

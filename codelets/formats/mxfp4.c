@@ -55,12 +55,9 @@ static enum moe_status open(const struct moe_stored *s, struct moe_quantised *q)
 static float quantise(int64_t n, int64_t k, const float *x, int64_t ld, uint8_t *out,
 		      int64_t ld_codes)
 {
-	float largest = 0, scale;
+	float largest = moe_largest(n, k, x, ld), scale;
 	int e = 0;
 
-	for (int64_t i = 0; i < n; i++)
-		for (int64_t j = 0; j < k; j++)
-			largest = MOE_MAX(largest, fabsf(x[i * ld + j]));
 	frexpf(largest, &e);
 	scale = ldexpf(1, MOE_MAX(MOE_MIN(largest > 0 ? e - 3 : 0, 127), -127));
 	for (int64_t i = 0; i < n; i++)

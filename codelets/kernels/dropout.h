@@ -6,7 +6,7 @@
 #ifndef MOE_CODELETS_KERNELS_DROPOUT_H
 #define MOE_CODELETS_KERNELS_DROPOUT_H
 
-#include <stdint.h>
+#include "engine/base.h"
 
 enum moe_dropped { MOE_DROP_GATE, MOE_DROP_UP, MOE_DROP_DOWN, MOE_DROPPED };
 
@@ -17,22 +17,14 @@ struct moe_dropout {
 	int64_t i0;		   /* of the part's first column of I */
 };
 
-/* splitmix64's finaliser */
-static inline uint64_t moe_dropout_mix(uint64_t z)
-{
-	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
-	z = (z ^ z >> 27) * 0x94d049bb133111ebull;
-	return z ^ z >> 31;
-}
-
 /* n elements of a token's row from column col (of the whole array): 0, or 1 / (1 - p) times. */
 static inline void moe_drop(const struct moe_dropout *d, enum moe_dropped which, int64_t token, int64_t col,
 			    int64_t n, float *row)
 {
-	uint64_t key = moe_dropout_mix(d->key[which] + (uint64_t)(d->position + token) * 0x9e3779b97f4a7c15ull);
+	uint64_t key = moe_mix(d->key[which] + (uint64_t)(d->position + token) * 0x9e3779b97f4a7c15ull);
 
 	for (int64_t i = 0; i < n; i++) {
-		uint64_t bits = moe_dropout_mix(key + (uint64_t)(col + i) * 0xd1342543de82ef95ull);
+		uint64_t bits = moe_mix(key + (uint64_t)(col + i) * 0xd1342543de82ef95ull);
 
 		row[i] = (float)(bits >> 40) * 0x1p-24f < d->p ? 0 : row[i] / (1 - d->p);
 	}

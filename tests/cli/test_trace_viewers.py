@@ -42,14 +42,7 @@ def answers(data):
 def packed(data):
     at = 0
     while at < len(data):
-        v = shift = 0
-        while True:
-            byte = data[at]
-            at += 1
-            v |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                break
+        v, at = viewers.varint(data, at)
         yield v
 
 

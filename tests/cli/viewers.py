@@ -5,30 +5,30 @@ import shlex
 import struct
 
 
+def varint(data, at):
+    """Its value and where it ends."""
+    v = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        v |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            return v, at
+
+
 def fields(data):
     """(number, value) of a protobuf message; a message or text is bytes."""
     at = 0
-
-    def varint():
-        nonlocal at
-        v = shift = 0
-        while True:
-            byte = data[at]
-            at += 1
-            v |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return v
-
     while at < len(data):
-        key = varint()
+        key, at = varint(data, at)
         if key & 7 == 0:
-            value = varint()
+            value, at = varint(data, at)
         elif key & 7 == 1:
             (value,) = struct.unpack_from("<Q", data, at)
             at += 8
         elif key & 7 == 2:
-            size = varint()
+            size, at = varint(data, at)
             assert at + size <= len(data), "a field is longer than its message"
             value = bytes(data[at : at + size])
             at += size

@@ -6,14 +6,7 @@
 #include "tools/moesaic/commands.h"
 
 static const struct option_group groups[] = {
-	{ "What", train_what },
-	{ "Data", options_data },
-	{ "Method", train_method },
-	{ "Optimisation", train_optimisation },
-	{ "Run", train_course },
-	{ "Machine", options_machine },
-	{ "Schedule", train_machine_training },
-	{ "General", options_general },
+	TRAIN_GROUPS,
 	{ NULL, NULL },
 };
 static const struct command command = { .name = "fuzz", .groups = groups };

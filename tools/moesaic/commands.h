@@ -10,6 +10,18 @@ extern const struct command command_train, command_data, command_eval, command_g
 
 extern const struct option train_what[], train_method[], train_optimisation[], train_course[],
 	train_machine_training[];
+/* All that train takes, as groups of its help. */
+/* clang-format off */
+#define TRAIN_GROUPS                                  \
+	{ "What", train_what },                       \
+	{ "Data", options_data },                     \
+	{ "Method", train_method },                   \
+	{ "Optimisation", train_optimisation },       \
+	{ "Run", train_course },                      \
+	{ "Machine", options_machine },               \
+	{ "Schedule", train_machine_training },       \
+	{ "General", options_general }
+/* clang-format on */
 extern const struct option options_data[];    /* how rows become tokens */
 extern const struct option options_machine[]; /* threads, NUMA, memory */
 extern const struct option options_general[]; /* config, quiet, json */

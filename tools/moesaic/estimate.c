@@ -21,14 +21,7 @@ static const struct option what[] = {
 
 static const struct option_group groups[] = {
 	{ "Estimate", what },
-	{ "What", train_what },
-	{ "Data", options_data },
-	{ "Method", train_method },
-	{ "Optimisation", train_optimisation },
-	{ "Run", train_course },
-	{ "Machine", options_machine },
-	{ "Schedule", train_machine_training },
-	{ "General", options_general },
+	TRAIN_GROUPS,
 	{ NULL, NULL },
 };
 

@@ -47,18 +47,24 @@ static uint64_t fingerprint(const struct arguments *a, char **files, int n, cons
 	return hash;
 }
 
+/* The model, the files and how rows become tokens, as moesaic.data takes them. */
+static void add_data(struct arguments *a, const struct settings *s, char **files, int n)
+{
+	arguments_add(a, "--model");
+	arguments_add(a, settings_text(s, "model"));
+	arguments_add(a, "--data");
+	for (int i = 0; i < n; i++)
+		arguments_add(a, files[i]);
+	arguments_options(a, s, options_data);
+}
+
 static int make(const struct settings *s, char **files, int n, const char *folder,
 		enum token_report report, char **path, bool *made)
 {
 	struct arguments a = { 0 };
 	int rc = 0;
 
-	arguments_add(&a, "--model");
-	arguments_add(&a, settings_text(s, "model"));
-	arguments_add(&a, "--data");
-	for (int i = 0; i < n; i++)
-		arguments_add(&a, files[i]);
-	arguments_options(&a, s, options_data);
+	add_data(&a, s, files, n);
 	*path = cli_format(
 		"%s/tokens-%016llx.safetensors", folder,
 		(unsigned long long)fingerprint(&a, files, n, settings_text(s, "model")));
@@ -135,12 +141,7 @@ static int tokens_in_rows(const struct settings *s, char **files, int n, int64_t
 	const cJSON *v;
 	int rc;
 
-	arguments_add(&a, "--model");
-	arguments_add(&a, settings_text(s, "model"));
-	arguments_add(&a, "--data");
-	for (int i = 0; i < n; i++)
-		arguments_add(&a, files[i]);
-	arguments_options(&a, s, options_data);
+	add_data(&a, s, files, n);
 	arguments_add(&a, "--json");
 	rc = python_start("data", &a, &child);
 	arguments_free(&a);

@@ -415,14 +415,7 @@ static int run(struct settings *s, int argc, char **argv)
 }
 
 static const struct option_group groups[] = {
-	{ "What", train_what },
-	{ "Data", options_data },
-	{ "Method", train_method },
-	{ "Optimisation", train_optimisation },
-	{ "Run", train_course },
-	{ "Machine", options_machine },
-	{ "Schedule", train_machine_training },
-	{ "General", options_general },
+	TRAIN_GROUPS,
 	{ NULL, NULL },
 };
 

@@ -452,6 +452,21 @@ int trace_kind(const struct trace *t, const char *name)
 	return -1;
 }
 
+uint32_t trace_find(const struct trace *t, int64_t id)
+{
+	uint32_t low = 0, high = t->n_tasks;
+
+	while (low < high) {
+		uint32_t middle = low + (high - low) / 2;
+
+		if (t->task[middle].id < id)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low < t->n_tasks && t->task[low].id == id ? low : TRACE_NO_TASK;
+}
+
 const char *trace_value(const struct trace *t, const char *key, char *buf, size_t size)
 {
 	struct moe_mxt_reader r = { .header = t->header };

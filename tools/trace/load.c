@@ -212,21 +212,12 @@ static bool index_tasks(struct load *l)
 static uint32_t find_task(const struct load *l, int64_t id)
 {
 	const struct trace *t = l->t;
-	uint32_t low = 0, high = t->n_tasks;
 
 	if (!t->n_tasks || id < l->low_id || (uint64_t)(id - l->low_id) >= l->ids)
 		return TRACE_NO_TASK;
 	if (l->index)
 		return l->index[id - l->low_id];
-	while (low < high) {
-		uint32_t middle = low + (high - low) / 2;
-
-		if (t->task[middle].id < id)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return low < t->n_tasks && t->task[low].id == id ? low : TRACE_NO_TASK;
+	return trace_find(t, id);
 }
 
 static bool add_row_of_deps(struct load *l, uint32_t task, int64_t id, size_t list, int64_t n)

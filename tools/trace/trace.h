@@ -173,6 +173,9 @@ int trace_home(const struct trace *t, uint32_t task);
 /* Index of a kind by its name, -1: not in this trace. */
 int trace_kind(const struct trace *t, const char *name);
 
+/* The index of the task with that id, TRACE_NO_TASK without. */
+uint32_t trace_find(const struct trace *t, int64_t id);
+
 /* A header value, or NULL. Copied into buf. */
 const char *trace_value(const struct trace *t, const char *key, char *buf, size_t size);
 double trace_number(const struct trace *t, const char *key, double otherwise);

@@ -143,7 +143,7 @@ void moe_packed_expert_gather(const struct moe_tiles *t, moe_to_bf16 *to_bf16,
 			dropped_forward(t, to_bf16, w, &d, &s, MOE_DROP_UP, e->up_a_packed, d.r);
 	}
 	t->pack_fwd_bf16(w->m, w->x16, d.H, w->token, w->H, d.H, w->panel, d.H, 0);
-	if (!e->r || w->drop.p > 0)
+	if (!moe_lora_fused(e, w))
 		return;
 	thin_forward(t, to_bf16, w, &d, &s, e->gate_a_packed, 0);
 	if (e->ra > e->r)

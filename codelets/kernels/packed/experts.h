@@ -75,4 +75,10 @@ static inline const uint16_t *moe_at(const void *packed, int64_t elements)
 	return (const uint16_t *)packed + elements;
 }
 
+/* LoRA's products run on in the weights' accumulators; under dropout they are added apart. */
+static inline bool moe_lora_fused(const struct moe_expert *e, const struct moe_expert_rows *w)
+{
+	return e->r && !(w->drop.p > 0);
+}
+
 #endif

@@ -196,7 +196,7 @@ static void hidden_gradient(const struct down_bwd *b, int64_t col, int width)
 	moe_backward_slice(b->t, &b->e->down, 0, n, col, width, s->weight, &seg[0]);
 	if (b->e->r)
 		seg[1].w = moe_at(b->e->down_a_packed, MOE_PACK_N * col);
-	b->t->bwd(w->m, seg, b->e->r && !(w->drop.p > 0) ? 2 : 1, width, s->step, width, MOE_OUT_STORE,
+	b->t->bwd(w->m, seg, moe_lora_fused(b->e, w) ? 2 : 1, width, s->step, width, MOE_OUT_STORE,
 		  s->bwd);
 	if (w->drop.p > 0)
 		add_dropped(b, col, width, s->step, width);
@@ -234,7 +234,7 @@ static void chunk_t(const struct down_bwd *b, int64_t begin, int64_t end)
 
 		if (b->e->r)
 			seg[1].w = moe_at(b->e->down_a_t, col / MOE_PACK_N * b->d.stride_r);
-		b->t->fwd(w->m, seg, b->e->r && !(w->drop.p > 0) ? 2 : 1,
+		b->t->fwd(w->m, seg, moe_lora_fused(b->e, w) ? 2 : 1,
 			  col + MOE_PACK_N < end ? down + b->d.stride_h : NULL, s->step, MOE_PACK_N,
 			  MOE_OUT_STORE);
 		if (w->drop.p > 0)
@@ -440,7 +440,7 @@ void moe_packed_expert_gate_up_bwd(const struct moe_tiles *t, const struct moe_e
 	struct moe_expert_scratch s = moe_expert_scratch_of(t, e, w, scratch);
 	int64_t n = moe_round_up(w->I, MOE_PACK_N);
 	int64_t begin = (int64_t)c0 * MOE_CHUNK, end = MOE_MIN((int64_t)c1 * MOE_CHUNK, d.H);
-	bool coded = moe_is_coded(&e->gate), fused = e->r && !(w->drop.p > 0);
+	bool coded = moe_is_coded(&e->gate), fused = moe_lora_fused(e, w);
 	int step = coded ? moe_coded_columns(2 * n) : t->bwd_columns(w->m);
 
 	if (e->gate_t.data) {

@@ -70,21 +70,6 @@ static int choose(struct choice *c, const char *to, const char *dep)
 
 /* ---- arrows ---- */
 
-static uint32_t find_task(const struct trace *t, int64_t id)
-{
-	uint32_t low = 0, high = t->n_tasks;
-
-	while (low < high) {
-		uint32_t middle = low + (high - low) / 2;
-
-		if (t->task[middle].id < id)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return low < t->n_tasks && t->task[low].id == id ? low : TRACE_NO_TASK;
-}
-
 static int pick_named(const struct trace *t, const char *ids, uint8_t *picked)
 {
 	while (*ids) {
@@ -97,7 +82,7 @@ static int pick_named(const struct trace *t, const char *ids, uint8_t *picked)
 		if (end == ids || (*end && *end != ',') || errno)
 			return trace_fail(
 				"--dep: '%s' is none of none, path, all, and no task ids a,b", ids);
-		task = find_task(t, id);
+		task = trace_find(t, id);
 		if (task == TRACE_NO_TASK)
 			return trace_fail("--dep: task %lld is not in what is exported",
 					  (long long)id);
