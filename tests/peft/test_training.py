@@ -51,7 +51,7 @@ class Training(Case):
         self.assertGreater(relative(self.ours(model, start)[0], want), 5e-3, "training changed nothing")
 
     def test_same_course(self):
-        for kind in ("qwen3_moe", "mixtral", "olmoe"):
+        for kind in ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe"):
             for name in ("all-linear", "router", "list", "parameters", "one layer"):
                 with self.subTest(f"{kind}: {name}"):
                     self.check(kind, name)
