@@ -270,8 +270,8 @@ struct moe_block_params {
 	int lora_share_a;	     /* gate and up have one A (PEFT's fused form) */
 	int base_gradients;	     /* gradients of base, router and shared weights too */
 	/*
-	 * Base and router weights are trained: f32 masters and moments, base_gradients, weights packed anew after
-	 * each update. Weights can then be read back. Not with a shared expert.
+	 * Base, router and shared weights are trained: f32 masters and moments, base_gradients, weights packed anew
+	 * after each update. Weights can then be read back.
 	 */
 	int train_base;
 	enum moe_activations activations;
@@ -382,7 +382,7 @@ MOE_API enum moe_status moe_block_backward_async(struct moe_block *block,
 						 const struct moe_array *grad_out,
 						 const struct moe_array *grad_x,
 						 const struct moe_array *grad_weights);
-/* AdamW on the LoRA arrays and, with train_base, on base and router weights; asynchronous, ordered before the
+/* AdamW on the LoRA arrays and, with train_base, on base, router and shared weights; asynchronous, ordered before the
  * next forward by the task graph. */
 MOE_API enum moe_status moe_block_update(struct moe_block *block,
 					 const struct moe_adamw_params *params);
