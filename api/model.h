@@ -60,6 +60,7 @@ struct moe_model {
 	char backward_text[32];
 	struct moe_ticket *ticket; /* of evaluation and logits */
 	atomic_flag busy;
+	int64_t text; /* tokens whose keys and values slot 0 has */
 	int64_t non_finite;
 	double load_seconds;
 };

@@ -636,6 +636,8 @@ struct moe_model_params {
 	/* Experts that the checkpoint has in F32, F16 or BF16 become codes of this format ("int8", "int4", "fp8",
 	 * "mxfp4"); NULL, "keep": all weights stay as they are stored, quantised or not (docs/formats.md). */
 	const char *weights;
+	/* With inference_only: room for the keys and values of a text of max_tokens, for moe_model_next. */
+	int keep_text;
 	moe_progress_fn progress;
 	void *user;
 };
@@ -681,6 +683,15 @@ MOE_API enum moe_status moe_model_save_adapter(struct moe_model *model, const ch
 MOE_API enum moe_status moe_model_logits(struct moe_model *model, const int32_t *ids, int64_t n,
 					 const int32_t *row, int64_t n_rows,
 					 const struct moe_array *out);
+/*
+ * A text in pieces, as in generation: ids[0..n) follow the first `past` tokens of the text that earlier calls gave
+ * (past 0: a new text; fewer than there are: the others are forgotten), whose keys and values are kept. Logits of
+ * the last of them into out [1, vocab] F32; they may differ by rounding from those of the text at once. past + n is at
+ * most max_tokens. After an error the text is forgotten. MOE_ERR_STATE: opened without keep_text, or past is more
+ * than there is.
+ */
+MOE_API enum moe_status moe_model_next(struct moe_model *model, const int32_t *ids, int64_t n, int64_t past,
+				       const struct moe_array *out);
 /*
  * Losses of documents ids[offsets[d]..offsets[d + 1]) with labels as in token files: labels[i] is
  * for token i, negative: not trained; NULL: every token but a document's first. loss [n_docs]: sums
