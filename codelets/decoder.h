@@ -23,6 +23,7 @@ struct moe_linear {
 };
 
 enum moe_attn_linear { MOE_ATTN_Q = 0, MOE_ATTN_K, MOE_ATTN_V, MOE_ATTN_O, MOE_ATTN_LINEARS };
+_Static_assert((int)MOE_ATTN_LINEARS == MOE_FFN_TAG, "tags of dense matrices");
 
 struct moe_decoder_layer {
 	float *attn_norm, *ffn_norm; /* [H] */

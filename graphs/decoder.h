@@ -31,6 +31,7 @@ struct moe_decoder_tensors {
 	struct moe_layer_tensors *moe;	  /* [n_layers] */
 	struct moe_backward_ring ring;	  /* n 0: none. Created by the owner of the decoder */
 	struct moe_tensor **lora, **grad; /* [n_layers MOE_ATTN_LINEARS] */
+	struct moe_tensor ***ffn_lora, ***ffn_grad; /* [n_layers][MOE_FFN_MATRICES], NULL: no LoRA there */
 	/* gradient norm */
 	int n_norms;
 	struct moe_tensor **norm; /* [n_norms] */

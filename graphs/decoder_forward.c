@@ -55,6 +55,7 @@ struct moe_moe_pass moe_decoder_moe_pass(struct moe_decoder_pass *p, int layer)
 		.state = frozen ? &s->frozen_moe : &s->moe[layer],
 		.ffn = l->ffn,
 		.ffn_state = moe_decoder_ffn_state(s, layer),
+		.ffn_lora = p->tensors->ffn_lora[layer],
 		.lt = &p->tensors->moe[layer],
 		.st = &s->st,
 		.plan = frozen ? s->frozen_plan : s->plan[layer],
@@ -136,6 +137,7 @@ static enum moe_status submit_dense(const struct moe_context *c, struct moe_deco
 {
 	struct moe_decoder_slot *s = p->slot;
 	struct moe_ffn_state *state = moe_decoder_ffn_state(s, layer);
+	struct moe_tensor **lora = p->tensors->ffn_lora[layer];
 
 	state->x = moe_decoder_buffers(s, layer)->attn.xn;
 	for (int b = 0; b < mid->n_blocks; b++) {
@@ -146,8 +148,8 @@ static enum moe_status submit_dense(const struct moe_context *c, struct moe_deco
 					    .residual = mid->data,
 					    .out = out->data };
 
-		MOE_TRY(moe_task_ffn_up(c, &a, b, mid->block[b], s->hidden[b]));
-		MOE_TRY(moe_task_ffn_down(c, &a, b, s->hidden[b], mid->block[b], out->users,
+		MOE_TRY(moe_task_ffn_up(c, &a, b, mid->block[b], lora, s->hidden[b]));
+		MOE_TRY(moe_task_ffn_down(c, &a, b, s->hidden[b], lora, mid->block[b], out->users,
 					  out->block[b]));
 	}
 	return MOE_OK;

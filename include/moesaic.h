@@ -652,8 +652,9 @@ struct moe_model_info {
 	/* by group */
 	int64_t embed_params, norm_params, attention_params, dense_params, router_params,
 		shared_params, expert_params;
-	int64_t attention_lora_params, expert_lora_params;
-	int64_t other_lora_params; /* of routers, gates and MLPs */
+	int64_t attention_lora_params, router_lora_params, dense_lora_params;
+	int64_t shared_lora_params; /* of shared experts and their gate */
+	int64_t expert_lora_params;
 	int lora_rank, expert_rank;
 	int64_t eos_ids[8];
 	int n_eos;
