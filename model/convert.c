@@ -7,7 +7,6 @@
 #include <math.h>
 #include <sched.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #define INDEX_NAME "model.safetensors.index.json"
 #define SUMS_NAME "SHA256SUMS"
@@ -33,21 +32,12 @@ static int cpus(void)
 
 static enum moe_status check_paths(const struct moe_convert_model_params *p)
 {
-	char *in, *out;
-	bool inside;
-	size_t n;
-
 	if (!moe_path_is_dir(p->in))
 		return moe_fail(MOE_ERR_IO, "%s: no such folder", p->in);
-	in = realpath(p->in, NULL);
-	out = realpath(p->out, NULL);
-	n = in ? strlen(in) : 0;
-	inside = in && out && !strncmp(out, in, n) && (!out[n] || out[n] == '/');
-	free(in);
-	free(out);
-	return inside ? moe_fail(MOE_ERR_ARG, "%s: lies in the input's folder, which is only read",
-				 p->out)
-		      : MOE_OK;
+	if (moe_path_inside(p->out, p->in))
+		return moe_fail(MOE_ERR_ARG, "%s: lies in the input's folder, which is only read",
+				p->out);
+	return MOE_OK;
 }
 
 static enum moe_status read_config(struct convert *c)

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #define COPY_BYTES ((size_t)8 << 20)
+#define FAULT_AROUND ((size_t)64 << 10)
 
 /* A matrix of a piece, or a tensor that is copied. */
 struct job {
@@ -61,16 +62,19 @@ static void read_rows(const struct moe_convert_source *s, const struct moe_conve
 		moe_dequantise_row(&q, c->row0 + i, 0, c->k, x + i * c->k);
 }
 
-/* The pages of what was read need not stay. */
-static void forget(const struct moe_convert_source *s, const struct moe_convert_piece *c,
-		   int64_t expert)
+/* The pages of what was read need not stay, nor those before them that the kernel mapped along. */
+static void forget(const struct moe_convert_plan *p, const struct moe_convert_source *s,
+		   const struct moe_convert_piece *c, int64_t expert)
 {
 	const struct moe_st_tensor *t = s->plain ? s->plain : s->coded.codes;
-	size_t all = t->bytes / (size_t)MOE_MAX(s->experts, 1);
+	size_t all = t->bytes / (size_t)MOE_MAX(s->experts, 1), bytes, before;
+	const char *at =
+		(const char *)t->data + (size_t)expert * all + all / (size_t)s->n * (size_t)c->row0;
+	const void *file;
 
-	moe_mapping_forget((const char *)t->data + (size_t)expert * all +
-				   all / (size_t)s->n * (size_t)c->row0,
-			   all / (size_t)s->n * (size_t)c->n);
+	moe_safetensors_file_data(p->st, t->file, &file, &bytes);
+	before = MOE_MIN(FAULT_AROUND, (size_t)(at - (const char *)file));
+	moe_mapping_forget(at - before, before + all / (size_t)s->n * (size_t)c->n);
 }
 
 struct made {
@@ -233,7 +237,7 @@ static enum moe_status run_matrix(struct work *w, const struct job *j)
 	else
 		status = write_made(w, j, &m);
 	if (status == MOE_OK) {
-		forget(s, j->piece, expert);
+		forget(w->run->plan, s, j->piece, expert);
 		pthread_mutex_lock(&w->lock);
 		count_made(w->run, j->piece, expert, &m);
 		pthread_mutex_unlock(&w->lock);

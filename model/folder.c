@@ -5,11 +5,42 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #define COPY_BYTES ((size_t)4 << 20)
+
+/* The nearest folder that exists on the way to path; moe_free it. */
+static char *existing(const char *path)
+{
+	char *at = moe_strdup(*path ? path : ".");
+
+	while (at && access(at, F_OK) != 0) {
+		char *slash = strrchr(at, '/');
+
+		if (!slash) {
+			moe_free(at);
+			return moe_strdup(".");
+		}
+		slash[slash == at] = 0;
+	}
+	return at;
+}
+
+bool moe_path_inside(const char *path, const char *dir)
+{
+	char *near = existing(path), *real = near ? realpath(near, NULL) : NULL;
+	char *outer = realpath(dir, NULL);
+	size_t n = outer ? strlen(outer) : 0;
+	bool inside = real && outer && !strncmp(real, outer, n) && (!real[n] || real[n] == '/');
+
+	moe_free(near);
+	free(real);
+	free(outer);
+	return inside;
+}
 
 static enum moe_status copy_bytes(const struct moe_folder_copy *c, int fd, const char *from,
 				  struct moe_file_writer *w)

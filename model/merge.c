@@ -5,8 +5,6 @@
 #include "model/merge_shards.h"
 #include "model/staging.h"
 
-#include <stdlib.h>
-
 /* ---- other files ---- */
 
 /* Weights that are written anew; the index only where shards are split. */
@@ -29,22 +27,13 @@ static enum moe_status advance(const char *path, int64_t bytes, void *user)
 
 static enum moe_status check_paths(const struct moe_merge_params *p)
 {
-	char *model, *output;
-	bool inside;
-	size_t n;
-
 	if (!moe_path_is_dir(p->model))
 		return moe_fail(MOE_ERR_IO, "%s: no such folder", p->model);
-	model = realpath(p->model, NULL);
-	output = realpath(p->output_dir, NULL);
-	n = model ? strlen(model) : 0;
-	inside = model && output && !strncmp(output, model, n) && (!output[n] || output[n] == '/');
-	free(model);
-	free(output);
-	return inside ? moe_fail(MOE_ERR_ARG,
-				 "%s: lies in the base model's folder, which is only read",
-				 p->output_dir)
-		      : MOE_OK;
+	if (moe_path_inside(p->output_dir, p->model))
+		return moe_fail(MOE_ERR_ARG,
+				"%s: lies in the base model's folder, which is only read",
+				p->output_dir);
+	return MOE_OK;
 }
 
 static enum moe_status fill_folder(struct moe_merge_shards *m, const struct moe_merge_params *p,
