@@ -21,6 +21,12 @@ enum moe_codes {
 
 #define MOE_SCALE_UE8M0 MOE_U8 /* as a scale's dtype: 2^(byte - 127) */
 
+/*
+ * What a forward multiplies codes by: activations as bf16; as 15-bit integers in two planes of 8 bits (errors below
+ * those of bf16); as 8-bit integers. The integers have a scale per row and 32 or 64 columns.
+ */
+enum moe_compute { MOE_COMPUTE_BF16, MOE_COMPUTE_INT16, MOE_COMPUTE_INT8 };
+
 struct moe_format;
 
 /* How a weight is coded in memory. */
@@ -30,6 +36,7 @@ struct moe_coding {
 	bool zero;			 /* there are zeros, 8-bit integers */
 	int64_t group;			 /* columns per scale, at least 1 */
 	int64_t phase; /* columns of the first group that belong to what lies left of this weight */
+	enum moe_compute compute;
 };
 
 struct moe_quantised;
