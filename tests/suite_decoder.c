@@ -423,6 +423,71 @@ static void test_partly_trained(void)
 	exact_then_packed(check_partly_trained);
 }
 
+/* Values of all LoRA of dense matrices after three steps; the caller's. */
+static float *after_steps(const char *dir, int workers, const char *policy, size_t *n)
+{
+	struct moe_engine *e = open_engine(workers, 1, policy);
+	struct run r = { .lr = 1e-2, .max_norm = 0.5f };
+	float *all = NULL, unused;
+	struct data d;
+
+	*n = 0;
+	r.m = open_model(e, dir, "all-linear", 200, 2);
+	make_data(&d, r.m->arch.vocab, 21);
+	add_batch(&r, 200);
+	add_batch(&r, 200);
+	for (int i = 0; i < 4; i++)
+		moe_model_batch_add(&r.batch[i / 2], d.ids[i], d.labels[i], length_of(i));
+	for (int i = 0; i < 3; i++)
+		step(&r, true);
+	CU_ASSERT(r.norm.finite && r.norm.norm > 0);
+	for (int l = 0; l < r.m->decoder.n_layers; l++)
+		for (int j = 0; j < 2 * MOE_DENSE_TAGS; j++) {
+			int rank;
+			double scale;
+			struct moe_param *p = ref_dense(&r.m->decoder.layers[l], j / 2, j % 2, &rank, &scale);
+
+			if (!p)
+				continue;
+			all = realloc(all, (*n + (size_t)p->piece) * sizeof unused);
+			memcpy(all + *n, p->value, (size_t)p->piece * sizeof unused);
+			*n += (size_t)p->piece;
+		}
+	free_run(&r);
+	moe_model_close(r.m);
+	OK(moe_engine_close(e));
+	return all;
+}
+
+static void check_bits(void)
+{
+	static const struct {
+		int workers;
+		const char *policy;
+	} settings[] = { { 2, NULL }, { 3, "eager" }, { 4, "lws" }, { 2, "prio" }, { 3, "dmdas" }, { 2, NULL } };
+	struct ref_model ref;
+	size_t n, n_want;
+	float *want;
+
+	ref_create(&ref, "bits", qwen2_moe, 7);
+	want = after_steps(ref.dir, 1, "eager", &n_want);
+	CU_ASSERT(n_want > 1000);
+	for (size_t i = 0; i < MOE_COUNT(settings); i++) {
+		float *got = after_steps(ref.dir, settings[i].workers, settings[i].policy, &n);
+
+		CU_ASSERT(n == n_want && !memcmp(got, want, n * sizeof *got));
+		free(got);
+	}
+	free(want);
+	ref_free(&ref);
+}
+
+static void test_bits(void)
+{
+	exact_table(check_bits);
+	check_bits(); /* the best table */
+}
+
 static void test_mlps(void)
 {
 	exact_then_packed(check_mlps);
@@ -442,6 +507,7 @@ const struct moe_test moe_suite_tests[] = {
 	{ "every architecture against plain loops", test_architectures },
 	{ "backwards that end at other layers", test_partly_trained },
 	{ "LoRA of MLPs and shared experts", test_mlps },
+	{ "LoRA of MLPs, same bits", test_bits },
 	{ "auxiliary loss", test_aux_loss },
 	{ "a document of more blocks than handles", test_long_document },
 	{ NULL, NULL },

@@ -58,7 +58,12 @@ class Training(Case):
 
     def test_a_new_adapter(self):
         """all-linear from nothing: PEFT opens it, counts the same, and resuming has the same bits."""
-        model = self.model("qwen3_moe")
+        for kind in ("qwen3_moe", "qwen2_moe"):
+            with self.subTest(kind):
+                self.check_new(kind)
+
+    def check_new(self, kind):
+        model = self.model(kind)
         whole = self.train(model, "--lora-target", "all-linear", "--lora-rank", 4, "--save-steps", 2, "--max-steps", 4)
         got, counts = self.ours(model, whole)
         self.assertGreater(counts["gates"], 0)
