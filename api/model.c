@@ -39,6 +39,11 @@ static enum moe_status take_params(struct moe_model *m, const struct moe_model_p
 				MOE_MODEL_SLOTS, p->lora_rank, p->expert_rank, p->lora_alpha);
 	MOE_TRY(moe_adapter_form_find(p->adapter_format, &form));
 	m->params = *p;
+	MOE_TRY(moe_model_check_method(m));
+	if (p->adapter && p->method == MOE_METHOD_FULL)
+		return moe_fail(MOE_ERR_ARG,
+				"method full has no adapter, but %s is one: merge it into a checkpoint first",
+				p->adapter);
 	m->params.adapter_format = form->name;
 	m->params.dir = moe_strdup(p->dir);
 	m->params.adapter = NULL;
@@ -175,6 +180,21 @@ out:
 	return status;
 }
 
+/* Gradients and moments are written first in the first step; masters were, when they were loaded. */
+static void touch(struct moe_model *m)
+{
+	double start = moe_now();
+
+	if (m->params.inference_only)
+		return;
+	m->touched_bytes = (int64_t)(moe_memory_touch(m->engine, "gradients") +
+				     moe_memory_touch(m->engine, "moments"));
+	m->touch_seconds = moe_now() - start;
+	if (m->touched_bytes)
+		moe_log(MOE_LOG_INFO, "touched %.2f GB of gradients and moments in %.2f s",
+			(double)m->touched_bytes * 1e-9, m->touch_seconds);
+}
+
 enum moe_status moe_model_open(struct moe_engine *engine, const struct moe_model_params *params,
 			       struct moe_model **out)
 {
@@ -198,6 +218,7 @@ enum moe_status moe_model_open(struct moe_engine *engine, const struct moe_model
 		st = load(m, params->adapter, params->lora_targets);
 	if (st != MOE_OK)
 		goto fail;
+	touch(m);
 	m->load_seconds = moe_now() - start;
 	*out = m;
 	return MOE_OK;
@@ -271,6 +292,11 @@ enum moe_status moe_model_get_info(struct moe_model *m, struct moe_model_info *i
 		.load_seconds = m->load_seconds,
 		.backward_weights = m->backward_text,
 		.expert_format = m->format ? m->format->name : NULL,
+		.method = m->params.method,
+		.masters = m->params.masters,
+		.whole_params = moe_model_whole_params(m),
+		.touched_bytes = m->touched_bytes,
+		.touch_seconds = m->touch_seconds,
 	};
 	for (int j = 0; j < MOE_ADAPTER_TARGETS; j++)
 		if (j != MOE_ADAPTER_EXPERTS)
@@ -284,7 +310,7 @@ enum moe_status moe_model_get_info(struct moe_model *m, struct moe_model_info *i
 	info->dense_lora_params = lora.dense;
 	info->expert_lora_params = lora.experts;
 	if (!m->params.inference_only)
-		info->trainable_params =
-			lora.attention + lora.router + lora.shared + lora.dense + lora.experts;
+		info->trainable_params = lora.attention + lora.router + lora.shared + lora.dense +
+					 lora.experts + info->whole_params;
 	return MOE_OK;
 }

@@ -47,7 +47,7 @@ static enum moe_status lora_from_params(struct moe_model *m)
 	struct moe_targets *t;
 	enum moe_status status;
 
-	if (p->inference_only && !p->lora_rank)
+	if ((p->inference_only && !p->lora_rank) || p->method == MOE_METHOD_FULL)
 		return MOE_OK;
 	if (!p->lora_targets && !m->arch.n_experts)
 		text = "q_proj,k_proj,v_proj,o_proj";

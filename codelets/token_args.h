@@ -12,6 +12,7 @@ struct moe_norm_bwd {
 	const float *x, *w;    /* w NULL: no norm, the gradient is stored as it is */
 	float eps;
 	const float *residual; /* [T, H] or NULL */
+	float *part;	       /* [token blocks, H] what w's gradient gets from each block; NULL: not wanted */
 };
 
 struct moe_token_args {

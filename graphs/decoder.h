@@ -15,6 +15,7 @@
 #ifndef MOE_GRAPHS_DECODER_H
 #define MOE_GRAPHS_DECODER_H
 
+#include "graphs/decoder_full.h"
 #include "graphs/decoder_span.h"
 #include "graphs/moe_graph.h"
 #include "graphs/moe_state.h"
@@ -31,7 +32,9 @@ struct moe_decoder_tensors {
 	struct moe_layer_tensors *moe;	  /* [n_layers] */
 	struct moe_backward_ring ring;	  /* n 0: none. Created by the owner of the decoder */
 	struct moe_tensor **lora, **grad; /* [n_layers MOE_ATTN_LINEARS] */
-	struct moe_tensor ***ffn_lora, ***ffn_grad; /* [n_layers][MOE_FFN_MATRICES], NULL: no LoRA there */
+	struct moe_tensor ***ffn_lora, ***ffn_grad; /* [n_layers][MOE_FFN_MATRICES], NULL: nothing
+						     * of it is adapted or trained */
+	struct moe_full_tensors full;	  /* of what is trained whole */
 	/* gradient norm */
 	int n_norms;
 	struct moe_tensor **norm; /* [n_norms] */
@@ -86,6 +89,8 @@ struct moe_decoder_slot {
 	struct moe_attn_ring ring[2];
 	struct moe_head_ring head[MOE_HEAD_RING];
 	double *row_loss; /* [T_max] */
+	struct moe_join final_all; /* every token block has the loss's gradient */
+	float *final_part; /* [row blocks, H] parts of final_norm's gradient, or NULL */
 	struct moe_tensor *
 		*at_projections; /* [blocks], not owned: one of each block while submitting */
 	int n_aux;		 /* trained layers with an auxiliary loss */
@@ -125,7 +130,7 @@ enum moe_status moe_graph_decoder_logits(const struct moe_context *c, struct moe
 					 float *out);
 /*
  * After forward: the loss of batch.row; with backward also its gradient, times scale, at the last
- * layer's output. out is filled in by a task.
+ * layer's output, and the LM head's gradients, which micro-batch 0 (of c) overwrites. out is filled in by a task.
  */
 enum moe_status moe_graph_decoder_loss(const struct moe_context *c, struct moe_decoder_pass *p,
 				       bool backward, float scale, struct moe_loss_result *out);
@@ -158,6 +163,8 @@ struct moe_stream moe_decoder_stream(struct moe_decoder_slot *s, float *data,
 				     struct moe_tensor **block, struct moe_tensor *users, int T);
 struct moe_moe_pass moe_decoder_moe_pass(struct moe_decoder_pass *p, int layer);
 struct moe_ffn_state *moe_decoder_ffn_state(struct moe_decoder_slot *s, int layer);
+/* Most blocks of rows that the LM head cuts the rows of so many token blocks into. */
+int moe_decoder_row_blocks(int token_blocks);
 bool moe_decoder_trains(const struct moe_decoder_layer *l, int linear);
 /* Context of a layer's tasks at a depth of the pass (forward 0..L, backward above). */
 struct moe_context moe_decoder_context(const struct moe_context *c, int layer, int depth);

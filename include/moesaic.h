@@ -270,8 +270,8 @@ struct moe_block_params {
 	int lora_share_a;	     /* gate and up have one A (PEFT's fused form) */
 	int base_gradients;	     /* gradients of base, router and shared weights too */
 	/*
-	 * Base and router weights are trained: f32 masters and moments, base_gradients, weights packed anew after
-	 * each update. Weights can then be read back. Not with a shared expert.
+	 * Base, router and shared weights are trained: f32 masters and moments, base_gradients, weights packed anew
+	 * after each update. Weights can then be read back.
 	 */
 	int train_base;
 	enum moe_activations activations;
@@ -382,7 +382,7 @@ MOE_API enum moe_status moe_block_backward_async(struct moe_block *block,
 						 const struct moe_array *grad_out,
 						 const struct moe_array *grad_x,
 						 const struct moe_array *grad_weights);
-/* AdamW on the LoRA arrays and, with train_base, on base and router weights; asynchronous, ordered before the
+/* AdamW on the LoRA arrays and, with train_base, on base, router and shared weights; asynchronous, ordered before the
  * next forward by the task graph. */
 MOE_API enum moe_status moe_block_update(struct moe_block *block,
 					 const struct moe_adamw_params *params);
@@ -607,6 +607,20 @@ struct moe_model;
 /* Called while a model loads, in the thread that opens it. */
 typedef void (*moe_progress_fn)(const char *what, int64_t done, int64_t total, void *user);
 
+/* What of a model is trained. */
+enum moe_method {
+	MOE_METHOD_LORA = 0, /* the adapter */
+	MOE_METHOD_FULL,     /* every weight; there is no adapter */
+	MOE_METHOD_HYBRID,   /* the adapter, and the weights of the routed experts */
+};
+
+/* Where weights that are trained keep their exact values. Norms, biases and routers: always f32. */
+enum moe_masters {
+	MOE_MASTERS_F32 = 0, /* beside the bf16 weights that are computed with */
+	MOE_MASTERS_BF16,    /* nowhere else: each update is rounded stochastically, a function of (seed, step,
+				array, element). 4 bytes less per parameter; the checkpoint must be in BF16 */
+};
+
 struct moe_model_params {
 	size_t struct_size;
 	const char *dir;     /* required */
@@ -638,6 +652,9 @@ struct moe_model_params {
 	const char *weights;
 	moe_progress_fn progress;
 	void *user;
+	/* FULL and HYBRID: not with weights, quantised checkpoints or inference_only; FULL: nor with an adapter */
+	enum moe_method method;
+	enum moe_masters masters;
 };
 
 struct moe_model_info {
@@ -663,6 +680,12 @@ struct moe_model_info {
 	double load_seconds;
 	const char *backward_weights; /* "direct", "shared:N", "resident"; lives as long as the model */
 	const char *expert_format;    /* "fp8", ...; NULL: plain. Static */
+	enum moe_method method;
+	enum moe_masters masters;
+	int64_t whole_params; /* trained themselves, not by an adapter */
+	/* gradients and moments, touched by the workers of their NUMA nodes when the model was opened */
+	int64_t touched_bytes;
+	double touch_seconds;
 };
 
 MOE_API enum moe_status moe_model_open(struct moe_engine *engine,
@@ -673,6 +696,12 @@ MOE_API void moe_model_close(struct moe_model *model);
 MOE_API enum moe_status moe_model_get_info(struct moe_model *model, struct moe_model_info *info);
 /* Replaces the LoRA's values; targets and ranks must be the model's. Moments are cleared. */
 MOE_API enum moe_status moe_model_load_adapter(struct moe_model *model, const char *dir);
+/*
+ * The model's weights as a checkpoint into dir, which is made: names, dtypes and shards of the one that was opened,
+ * and all its other files but what training leaves (logs, adapters, checkpoints). Files appear complete, config.json last.
+ * With an adapter: without what that adds. MOE_ERR_NOFIT: too little disk. Only FULL and HYBRID. Waits.
+ */
+MOE_API enum moe_status moe_model_save(struct moe_model *model, const char *dir);
 /* Writes the model's adapter_format into dir. */
 MOE_API enum moe_status moe_model_save_adapter(struct moe_model *model, const char *dir);
 /*
