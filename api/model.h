@@ -57,6 +57,7 @@ struct moe_model {
 	struct moe_ticket *ticket; /* of evaluation and logits */
 	atomic_flag busy;
 	int64_t slice_elements; /* of arrays that are trained whole */
+	int64_t text; /* tokens whose keys and values slot 0 has */
 	int64_t non_finite;
 	double load_seconds, touch_seconds;
 	int64_t touched_bytes;

@@ -297,6 +297,8 @@ enum moe_status moe_model_plan_memory(struct moe_model *m, const struct moe_safe
 	if (m->convert)
 		weights = converted_bytes(m, &count);
 	slot = moe_decoder_slot_bytes(&m->decoder, lowest, m->params.max_tokens);
+	if (m->params.keep_text)
+		slot += moe_decoder_text_bytes(&m->decoder, m->decoder.positions);
 	handles = handle_bytes(m, lowest);
 	total = weights + lora + whole + slot * (size_t)m->params.slots + handles;
 	if (total <= limit)

@@ -95,9 +95,10 @@ static int open_both(struct tool_model *m, const struct settings *s, struct moe_
 	return cli_status(st);
 }
 
-int tool_model_open_inference(struct tool_model *m, const struct settings *s, int64_t max_tokens)
+int tool_model_open_inference(struct tool_model *m, const struct settings *s, int64_t max_tokens, bool text)
 {
 	struct moe_model_params p = { .inference_only = 1,
+				      .keep_text = text,
 				      .max_tokens = (int)max_tokens,
 				      .weights = settings_text(s, "weights") };
 
