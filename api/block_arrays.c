@@ -128,6 +128,10 @@ static enum moe_status set_weight(struct moe_block *b, enum moe_block_array whic
 					 (const char *)a->data + (size_t)e * piece, a->dtype);
 		return MOE_OK;
 	}
+	if (which >= MOE_BLOCK_SHARED_GATE && b->params.train_base) {
+		moe_trained_set(&b->ffn.trained[which - MOE_BLOCK_SHARED_GATE], a->data, a->dtype);
+		return MOE_OK;
+	}
 	if (which == MOE_BLOCK_SHARED_ROUTER) {
 		moe_to_f32(b->ffn.sigmoid_weight, a->data, a->dtype, (size_t)b->layer.H);
 		return MOE_OK;
@@ -202,6 +206,12 @@ static enum moe_status get_array(struct moe_block *b, enum moe_block_array which
 		return MOE_OK;
 	}
 	switch (which) {
+	case MOE_BLOCK_SHARED_GATE:
+	case MOE_BLOCK_SHARED_UP:
+	case MOE_BLOCK_SHARED_DOWN:
+	case MOE_BLOCK_SHARED_ROUTER:
+		src = b->ffn.trained ? b->ffn.trained[which - MOE_BLOCK_SHARED_GATE].param.value : NULL;
+		break;
 	case MOE_BLOCK_ROUTER:
 		src = b->layer.router_param.value;
 		break;
@@ -254,11 +264,8 @@ static enum moe_status get_gradient(struct moe_block *b, enum moe_block_array wh
 		return moe_fail(MOE_ERR_STATE, "%s has no gradient in this block", names[which]);
 	if (which <= MOE_BLOCK_DOWN_PROJ)
 		return moe_copy_base(&b->layer, (enum moe_expert_matrix)which, MOE_GRAD, NULL, dst, 1);
-	src = which == MOE_BLOCK_ROUTER	       ? b->layer.grad_router
-	      : which == MOE_BLOCK_SHARED_GATE ? b->ffn.grad_gate
-	      : which == MOE_BLOCK_SHARED_UP   ? b->ffn.grad_up
-	      : which == MOE_BLOCK_SHARED_DOWN ? b->ffn.grad_down
-					       : b->ffn.grad_sigmoid;
+	src = which == MOE_BLOCK_ROUTER ? b->layer.grad_router
+					: b->ffn.trained[which - MOE_BLOCK_SHARED_GATE].param.grad;
 	moe_from_f32(dst->data, dst->dtype, src, (size_t)count);
 	return MOE_OK;
 }

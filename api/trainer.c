@@ -46,7 +46,7 @@ static enum moe_status reset_counters(struct moe_model *m)
 	for (int i = 0; i < m->decoder.n_layers; i++) {
 		struct moe_experts *e = m->decoder.layers[i].experts;
 
-		if (!e || !e->r)
+		if (!e || !(e->r || e->part[0].base[MOE_GATE].m))
 			continue;
 		if (!e->tokens_seen)
 			e->tokens_seen = moe_calloc((size_t)e->E, sizeof *e->tokens_seen);

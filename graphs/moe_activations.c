@@ -8,6 +8,7 @@
 #include "codelets/combine_part.h"
 #include "codelets/lora_grad.h"
 #include "codelets/route.h"
+#include "codelets/update.h"
 #include "graphs/moe_state.h"
 
 struct taker {
@@ -264,6 +265,8 @@ size_t moe_experts_worker_scratch(const struct moe_experts *l, int T)
 
 	n = MOE_MAX(n, moe_combine_bwd_scratch(l));
 	n = MOE_MAX(n, moe_combine_scratch(l));
+	if (l->part[0].base[MOE_GATE].own)
+		n = MOE_MAX(n, moe_update_scratch(MOE_MAX(l->H, l->I)));
 	return l->router ? MOE_MAX(n, moe_route_scratch(l)) : n;
 }
 

@@ -270,8 +270,8 @@ struct moe_block_params {
 	int lora_share_a;	     /* gate and up have one A (PEFT's fused form) */
 	int base_gradients;	     /* gradients of base, router and shared weights too */
 	/*
-	 * Base and router weights are trained: f32 masters and moments, base_gradients, weights packed anew after
-	 * each update. Weights can then be read back. Not with a shared expert.
+	 * Base, router and shared weights are trained: f32 masters and moments, base_gradients, weights packed anew
+	 * after each update. Weights can then be read back.
 	 */
 	int train_base;
 	enum moe_activations activations;
@@ -382,7 +382,7 @@ MOE_API enum moe_status moe_block_backward_async(struct moe_block *block,
 						 const struct moe_array *grad_out,
 						 const struct moe_array *grad_x,
 						 const struct moe_array *grad_weights);
-/* AdamW on the LoRA arrays and, with train_base, on base and router weights; asynchronous, ordered before the
+/* AdamW on the LoRA arrays and, with train_base, on base, router and shared weights; asynchronous, ordered before the
  * next forward by the task graph. */
 MOE_API enum moe_status moe_block_update(struct moe_block *block,
 					 const struct moe_adamw_params *params);
@@ -607,6 +607,20 @@ struct moe_model;
 /* Called while a model loads, in the thread that opens it. */
 typedef void (*moe_progress_fn)(const char *what, int64_t done, int64_t total, void *user);
 
+/* What of a model is trained. */
+enum moe_method {
+	MOE_METHOD_LORA = 0, /* the adapter */
+	MOE_METHOD_FULL,     /* every weight; there is no adapter */
+	MOE_METHOD_HYBRID,   /* the adapter, and the weights of the routed experts */
+};
+
+/* Where weights that are trained keep their exact values. Norms, biases and routers: always f32. */
+enum moe_masters {
+	MOE_MASTERS_F32 = 0, /* beside the bf16 weights that are computed with */
+	MOE_MASTERS_BF16,    /* nowhere else: each update is rounded stochastically, a function of (seed, step,
+				array, element). 4 bytes less per parameter; the checkpoint must be in BF16 */
+};
+
 struct moe_model_params {
 	size_t struct_size;
 	const char *dir;     /* required */
@@ -636,8 +650,13 @@ struct moe_model_params {
 	/* Experts that the checkpoint has in F32, F16 or BF16 become codes of this format ("int8", "int4", "fp8",
 	 * "mxfp4"); NULL, "keep": all weights stay as they are stored, quantised or not (docs/formats.md). */
 	const char *weights;
+	/* With inference_only: room for the keys and values of a text of max_tokens, for moe_model_next. */
+	int keep_text;
 	moe_progress_fn progress;
 	void *user;
+	/* FULL and HYBRID: not with weights, quantised checkpoints or inference_only; FULL: nor with an adapter */
+	enum moe_method method;
+	enum moe_masters masters;
 };
 
 struct moe_model_info {
@@ -650,8 +669,9 @@ struct moe_model_info {
 	/* by group */
 	int64_t embed_params, norm_params, attention_params, dense_params, router_params,
 		shared_params, expert_params;
-	int64_t attention_lora_params, expert_lora_params;
-	int64_t other_lora_params; /* of routers, gates and MLPs */
+	int64_t attention_lora_params, router_lora_params, dense_lora_params;
+	int64_t shared_lora_params; /* of shared experts and their gate */
+	int64_t expert_lora_params;
 	int lora_rank, expert_rank;
 	int64_t eos_ids[8];
 	int n_eos;
@@ -662,6 +682,12 @@ struct moe_model_info {
 	double load_seconds;
 	const char *backward_weights; /* "direct", "shared:N", "resident"; lives as long as the model */
 	const char *expert_format;    /* "fp8", ...; NULL: plain. Static */
+	enum moe_method method;
+	enum moe_masters masters;
+	int64_t whole_params; /* trained themselves, not by an adapter */
+	/* gradients and moments, touched by the workers of their NUMA nodes when the model was opened */
+	int64_t touched_bytes;
+	double touch_seconds;
 };
 
 MOE_API enum moe_status moe_model_open(struct moe_engine *engine,
@@ -672,6 +698,12 @@ MOE_API void moe_model_close(struct moe_model *model);
 MOE_API enum moe_status moe_model_get_info(struct moe_model *model, struct moe_model_info *info);
 /* Replaces the LoRA's values; targets and ranks must be the model's. Moments are cleared. */
 MOE_API enum moe_status moe_model_load_adapter(struct moe_model *model, const char *dir);
+/*
+ * The model's weights as a checkpoint into dir, which is made: names, dtypes and shards of the one that was opened,
+ * and all its other files but what training leaves (logs, adapters, checkpoints). Files appear complete, config.json last.
+ * With an adapter: without what that adds. MOE_ERR_NOFIT: too little disk. Only FULL and HYBRID. Waits.
+ */
+MOE_API enum moe_status moe_model_save(struct moe_model *model, const char *dir);
 /* Writes the model's adapter_format into dir. */
 MOE_API enum moe_status moe_model_save_adapter(struct moe_model *model, const char *dir);
 /*
@@ -681,6 +713,15 @@ MOE_API enum moe_status moe_model_save_adapter(struct moe_model *model, const ch
 MOE_API enum moe_status moe_model_logits(struct moe_model *model, const int32_t *ids, int64_t n,
 					 const int32_t *row, int64_t n_rows,
 					 const struct moe_array *out);
+/*
+ * A text in pieces, as in generation: ids[0..n) follow the first `past` tokens of the text that earlier calls gave
+ * (past 0: a new text; fewer than there are: the others are forgotten), whose keys and values are kept. Logits of
+ * the last of them into out [1, vocab] F32; they may differ by rounding from those of the text at once. past + n is at
+ * most max_tokens. After an error the text is forgotten. MOE_ERR_STATE: opened without keep_text, or past is more
+ * than there is.
+ */
+MOE_API enum moe_status moe_model_next(struct moe_model *model, const int32_t *ids, int64_t n, int64_t past,
+				       const struct moe_array *out);
 /*
  * Losses of documents ids[offsets[d]..offsets[d + 1]) with labels as in token files: labels[i] is
  * for token i, negative: not trained; NULL: every token but a document's first. loss [n_docs]: sums

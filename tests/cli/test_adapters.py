@@ -75,7 +75,7 @@ class Adapters(Case):
             self.assertEqual(got, want)
         self.out = self.path("continued")
         self.good(*self.train_arguments("--adapter", self.path("router"), "--max-steps", 2, "--warmup-ratio", 0,
-                                        "--learning-rate", 1e-2))  # fmt: skip
+                                        "--lora-rank", 2, "--learning-rate", 1e-2))  # fmt: skip
         found = json.loads(self.good("inspect", self.out, "--json").stdout)["targets"]
         self.assertEqual([(t["target"], t["layers"], t["rank"]) for t in found], [("gate", 1, 2)])
         before, after = read_tensors(self.path("router")), read_tensors(self.out)
