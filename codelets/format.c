@@ -2,6 +2,7 @@
 #include "codelets/format.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 const struct moe_format *moe_format_find(const char *name)
 {
@@ -9,6 +10,42 @@ const struct moe_format *moe_format_find(const char *name)
 		if (!strcmp(moe_format_list[i]->name, name))
 			return moe_format_list[i];
 	return NULL;
+}
+
+static const char *const compute_names[] = { "default", "bf16", "int16", "int8" };
+
+const char *moe_compute_name(enum moe_compute c)
+{
+	return compute_names[c];
+}
+
+/* -1: unknown */
+static int wanted_compute(void)
+{
+	const char *name = getenv("MOESAIC_COMPUTE");
+
+	for (int c = MOE_COMPUTE_BF16; name && *name && c <= MOE_COMPUTE_INT8; c++)
+		if (!strcmp(name, compute_names[c]))
+			return c;
+	return name && *name ? -1 : MOE_COMPUTE_DEFAULT;
+}
+
+enum moe_status moe_compute_check(void)
+{
+	return wanted_compute() >= 0
+		       ? MOE_OK
+		       : moe_fail(MOE_ERR_CONFIG,
+				  "MOESAIC_COMPUTE is \"%s\"; bf16, int16 or int8 is expected",
+				  getenv("MOESAIC_COMPUTE"));
+}
+
+enum moe_compute moe_format_compute(const struct moe_format *f)
+{
+	int wanted = wanted_compute();
+
+	if (wanted > 0)
+		return (enum moe_compute)wanted;
+	return f->compute ? f->compute : MOE_COMPUTE_BF16;
 }
 
 float moe_largest(int64_t n, int64_t k, const float *x, int64_t ld)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Quantised weights: packing, decoding in plain C, and what the drivers multiply by. */
 #include "codelets/kernels/packed/coded.h"
+#include "codelets/kernels/packed/ints.h"
 
 #define STEP 8		   /* columns decoded at a time: never split by a group or a block */
 #define PANEL_GAP 128	   /* bytes between panels whose stride is a multiple of 2 KB (layout.h) */
@@ -35,6 +36,8 @@ struct moe_coding moe_coding_of(const struct moe_quantised *q, const struct moe_
 	struct moe_coding c = q->coding;
 
 	c.phase = w->k0 % c.group;
+	if (!c.compute)
+		c.compute = moe_format_compute(c.format);
 	return c;
 }
 
@@ -346,9 +349,19 @@ const uint16_t *moe_forward_panel(const struct moe_tiles *t, const struct moe_we
 }
 
 void moe_forward(const struct moe_tiles *t, int m, const struct moe_weight *W, int64_t index,
-		 struct moe_fwd_seg *seg, int nseg, const uint16_t *next, float *y, int64_t ldy,
+		 const struct moe_int_rows *ints, struct moe_fwd_seg *seg, int nseg, const uint16_t *next, float *y, int64_t ldy,
 		 enum moe_out out, uint16_t *buffer)
 {
+	if (ints) {
+		struct moe_coded_panel p = moe_coded_panel(W, index);
+
+		if (nseg > 1) { /* LoRA first */
+			t->fwd(m, seg + 1, nseg - 1, NULL, y, ldy, MOE_OUT_STORE);
+			out = MOE_OUT_ADD;
+		}
+		t->fwd_ints(ints, &p, (const char *)next, y, ldy, out);
+		return;
+	}
 	if (moe_is_coded(W) && t->fwd_coded) {
 		struct moe_coded_panel p = moe_coded_panel(W, index);
 

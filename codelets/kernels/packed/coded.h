@@ -71,9 +71,9 @@ static inline bool moe_is_coded(const struct moe_weight *W)
  */
 const uint16_t *moe_forward_panel(const struct moe_tiles *t, const struct moe_weight *W,
 				  int64_t index, uint16_t *buffer);
-/* fwd of panel `index`; seg[0].w is set here. */
+/* fwd of panel `index`; seg[0].w is set here. ints: x of seg[0] as moe_int_operand left it, or NULL */
 void moe_forward(const struct moe_tiles *t, int m, const struct moe_weight *W, int64_t index,
-		 struct moe_fwd_seg *seg, int nseg, const uint16_t *next, float *y, int64_t ldy,
+		 const struct moe_int_rows *ints, struct moe_fwd_seg *seg, int nseg, const uint16_t *next, float *y, int64_t ldy,
 		 enum moe_out out, uint16_t *buffer);
 /* What a forward reads after panel `index - 1`: an address to prefetch from. */
 const uint16_t *moe_panel_address(const struct moe_weight *W, int64_t index);

@@ -80,6 +80,7 @@ struct moe_swiglu_rows {
 };
 
 struct moe_coded_panel;
+struct moe_int_rows;
 
 struct moe_tiles {
 	const char *name;
@@ -98,6 +99,19 @@ struct moe_tiles {
 	 */
 	bool (*fwd_coded)(int m, const struct moe_coded_panel *p, const struct moe_fwd_seg *seg,
 			  int nseg, float *y, int64_t ldy, enum moe_out out);
+
+	/*
+	 * Integer dot products (packed/ints.h); NULL: none. ints: the CPU has what they take; NULL: it has. All tables
+	 * have the bits of moe_int_block_plain and moe_int_forward_plain.
+	 *
+	 * int_block: `rows` rows of x, n columns (32 or 64), as integers of one block: sum [rows * planes], scale [rows].
+	 * fwd_ints: y[m, 16] of one panel; next: what is read then, or NULL.
+	 */
+	bool (*ints)(void);
+	void (*int_block)(int rows, int planes, int n, const float *x, int64_t ld, int8_t *q,
+			  int32_t *sum, float *scale);
+	void (*fwd_ints)(const struct moe_int_rows *x, const struct moe_coded_panel *p,
+			 const char *next, float *y, int64_t ldy, enum moe_out out);
 
 	/* ---- panels ---- */
 	/*
