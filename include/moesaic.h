@@ -654,6 +654,9 @@ struct moe_model_params {
 	int keep_text;
 	moe_progress_fn progress;
 	void *user;
+	/* LORA and HYBRID: the routers' weights are trained too and saved with the adapter, which may be none of the
+	 * routers then. An adapter that has them is trained on with them. */
+	int train_router;
 	/* FULL and HYBRID: not with weights, quantised checkpoints or inference_only; FULL: nor with an adapter */
 	enum moe_method method;
 	enum moe_masters masters;
@@ -669,7 +672,9 @@ struct moe_model_info {
 	/* by group */
 	int64_t embed_params, norm_params, attention_params, dense_params, router_params,
 		shared_params, expert_params;
+	/* of the adapter; router_weights: the routers' own weights, not LoRA */
 	int64_t attention_lora_params, router_lora_params, dense_lora_params;
+	int router_weights;
 	int64_t shared_lora_params; /* of shared experts and their gate */
 	int64_t expert_lora_params;
 	int lora_rank, expert_rank;

@@ -140,6 +140,7 @@ char *tool_model_params(const struct settings *s, struct moe_model_params *p)
 					  : NULL,
 		.share_a = settings_on(s, "share-a"),
 		.rslora = settings_on(s, "rslora"),
+		.train_router = settings_on(s, "train-router"),
 		.seed = (uint64_t)settings_int(s, "seed"),
 		.aux_coef = settings_real(s, "aux-loss"),
 		.max_tokens = by_rows ? 0 : (int)settings_int(s, "batch-tokens"),
@@ -252,7 +253,9 @@ void tool_model_describe(const struct tool_model *m, const struct settings *s, F
 		fprintf(to, "\ndense MLPs   %s trainable", grouped(i->dense_lora_params));
 	if (i->dense_lora_params)
 		fprintf(to, " (rank %d)", i->lora_rank);
-	if (i->router_lora_params)
+	if (i->router_weights)
+		fprintf(to, "\nrouter       %s trainable (its weights); ", grouped(i->router_lora_params));
+	else if (i->router_lora_params)
 		fprintf(to, "\nrouter       %s trainable (rank %d); ", grouped(i->router_lora_params),
 			i->lora_rank);
 	else
