@@ -271,7 +271,11 @@ static void print_summary(const struct training *t, const struct moe_train_resul
 		r->first_loss, r->last_loss);
 	if (isfinite(r->eval_loss))
 		fprintf(to, ", evaluation %.4f", r->eval_loss);
-	fprintf(to, ", peak %.2f GiB\nadapter in %s\n", r->peak_rss_gib, t->output);
+	fprintf(to, ", peak %.2f GiB\n%s in %s\n", r->peak_rss_gib,
+		t->model.info.method == MOE_METHOD_FULL	    ? "model"
+		: t->model.info.method == MOE_METHOD_HYBRID ? "model and adapter"
+							    : "adapter",
+		t->output);
 }
 
 /* ---- trace ---- */
