@@ -308,6 +308,7 @@ enum moe_status moe_model_get_info(struct moe_model *m, struct moe_model_info *i
 	lora = moe_model_count_lora(m);
 	info->attention_lora_params = lora.attention;
 	info->router_lora_params = lora.router;
+	info->router_weights = m->lora.router_weights;
 	info->shared_lora_params = lora.shared;
 	info->dense_lora_params = lora.dense;
 	info->expert_lora_params = lora.experts;

@@ -28,6 +28,7 @@ struct moe_lora_plan {
 	bool partial[MOE_ADAPTER_TARGETS]; /* not in every layer that could have it */
 	int gate_up_rank, down_rank;
 	bool share_a, rslora;
+	bool router_weights; /* the adapter has the routers' weights themselves */
 };
 
 /* LoRA of a router, folded into its weight: W = base + scale B A in f32, which is small. */

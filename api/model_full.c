@@ -15,9 +15,12 @@ static bool is_expert(enum moe_role role)
 
 bool moe_model_trains(const struct moe_model *m, enum moe_role role)
 {
-	if (m->params.inference_only || m->params.method == MOE_METHOD_LORA)
+	if (m->params.inference_only)
 		return false;
-	return m->params.method == MOE_METHOD_FULL || is_expert(role);
+	if (role == MOE_ROLE_ROUTER && m->lora.router_weights)
+		return true;
+	return m->params.method == MOE_METHOD_FULL ||
+	       (m->params.method == MOE_METHOD_HYBRID && is_expert(role));
 }
 
 /* Vectors are not decayed: norms and biases, as transformers' Trainer does it. */
@@ -115,6 +118,8 @@ static int64_t count_role(const struct moe_model *m, enum moe_role role)
 	if (!moe_model_trains(m, role) ||
 	    (role >= MOE_ROLE_EXPERT_GATE && role <= MOE_ROLE_EXPERT_DOWN))
 		return 0; /* the fused roles stand for these */
+	if (role == MOE_ROLE_ROUTER && m->lora.router_weights)
+		return 0; /* the adapter's */
 	for (int l = 0; l < layers; l++) {
 		int ndim = moe_arch_tensor_shape(&m->arch, role, l, shape);
 

@@ -193,6 +193,8 @@ static size_t router_bytes(const struct moe_model *m, int layer)
 	size_t r = (size_t)moe_lora_rank(&m->lora, MOE_ADAPTER_ROUTER, layer);
 	bool trained = !m->params.inference_only;
 
+	if (m->lora.router_weights && trained) /* gradient and moments */
+		return m->arch.layer_is_moe[layer] ? 3 * E * H * sizeof(float) : 0;
 	return r ? ((trained ? 2 : 1) * E * H + (trained ? 4 : 1) * r * (E + H)) * sizeof(float) : 0;
 }
 

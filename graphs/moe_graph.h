@@ -95,7 +95,11 @@ struct moe_optimizer_step {
 	struct moe_grad_norm *norm;    /* NULL: no clipping and no finiteness check */
 	struct moe_tensor *norm_ready; /* written by grad_total */
 };
-/* AdamW on base and router weights; a (part, group)'s weights are packed anew as soon as it is done. */
+/* AdamW on the router's weight, where that is trained. */
+enum moe_status moe_graph_moe_update_router(const struct moe_context *c, const struct moe_experts *l,
+					    struct moe_layer_tensors *lt,
+					    const struct moe_optimizer_step *o);
+/* The same on base and router weights; a (part, group)'s weights are packed anew as soon as it is done. */
 enum moe_status moe_graph_moe_update_base(const struct moe_context *c, const struct moe_experts *l,
 					  struct moe_layer_tensors *lt,
 					  const struct moe_optimizer_step *o);

@@ -654,6 +654,9 @@ struct moe_model_params {
 	int keep_text;
 	moe_progress_fn progress;
 	void *user;
+	/* LORA and HYBRID: the routers' weights are trained too and saved with the adapter, which may be none of the
+	 * routers then. An adapter that has them is trained on with them. */
+	int train_router;
 	/* FULL and HYBRID: not with weights, quantised checkpoints or inference_only; FULL: nor with an adapter */
 	enum moe_method method;
 	enum moe_masters masters;
@@ -669,7 +672,9 @@ struct moe_model_info {
 	/* by group */
 	int64_t embed_params, norm_params, attention_params, dense_params, router_params,
 		shared_params, expert_params;
+	/* of the adapter; router_weights: the routers' own weights, not LoRA */
 	int64_t attention_lora_params, router_lora_params, dense_lora_params;
+	int router_weights;
 	int64_t shared_lora_params; /* of shared experts and their gate */
 	int64_t expert_lora_params;
 	int lora_rank, expert_rank;
@@ -876,7 +881,8 @@ struct moe_merge_params {
 	size_t struct_size;
 	const char *model, *adapter; /* folders; the adapter in any form */
 	const char *output_dir;	     /* must not exist, or be empty; complete or absent */
-	const char *weights;	     /* "keep" (NULL): names, shards and dtypes of the base */
+	const char *weights;	     /* "keep" (NULL): names, shards, dtypes and formats of the base; or a
+					format of moe_convert_model_params for the experts */
 	int64_t max_shard_bytes;     /* larger shards are split; 0: none */
 	moe_work_fn progress;
 	void *user;
@@ -885,6 +891,8 @@ struct moe_merge_result {
 	size_t struct_size;
 	int64_t tensors, merged, shards, bytes;
 	double seconds;
+	/* Where weights were quantised: ||stored - (W + scaling B A)|| / ||W + scaling B A||; else 0. */
+	double error, worst_error;
 };
 /* MOE_ERR_FORMAT: the adapter was made for another model; MOE_ERR_NOFIT: too little disk. */
 MOE_API enum moe_status moe_merge(const struct moe_merge_params *params,

@@ -56,6 +56,15 @@ static size_t layer_arrays(const struct moe_decoder_layer *layer, int l,
 	}
 	if (e && e->router_lora)
 		n += pair(&e->router_lora->a, &e->router_lora->b, l, "router", out ? out + n : NULL);
+	if (e && e->router_param.m) {
+		if (out) {
+			out[n] = (struct moe_train_array){ .param = &e->router_param,
+							   .pieces = 1,
+							   .piece = e->router_param.piece };
+			snprintf(out[n].name, sizeof out[n].name, "layers.%d.router.weight", l);
+		}
+		n++;
+	}
 	for (int i = 0; i < MOE_ATTN_LINEARS; i++) {
 		const struct moe_linear *linear = &layer->linear[i];
 

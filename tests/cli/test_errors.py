@@ -69,7 +69,8 @@ ROWS = [
     ("train --packing maybe", 2, "--packing maybe: expected on or off"),
     ("train --train-on user", 2, "--train-on user: expected assistant|last|all"),
     ("train --z-loss 1", 2, "--z-loss 1 is not in this version yet (it has 0)"),
-    ("train --train-router", 2, "--train-router is not in this version yet"),
+    ("train --model {m} --data {t} --output-dir {d}/out --train-router --lora-target q_proj,gate", 2, "train_router", "(gate)",
+     "one of both"),
     # --config
     ("train --config {d}/absent.yaml", 2, "absent.yaml", "No such file"),
     ("train --config {d}", 2, "--config", "Is a directory"),

@@ -61,7 +61,6 @@ class Flags(Case):
         for flags in (
             ["--method", "freeze"],
             ["--lora-dropout", "0.1"],
-            ["--train-router"],
             ["--z-loss", "0.1"],
             ["--recompute", "always"],
         ):

@@ -52,7 +52,7 @@ class Training(Case):
 
     def test_same_course(self):
         for kind in ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe"):
-            for name in ("all-linear", "router", "list", "parameters", "one layer"):
+            for name in ("all-linear", "router", "router's weight", "list", "parameters", "one layer"):
                 with self.subTest(f"{kind}: {name}"):
                     self.check(kind, name)
 

@@ -149,6 +149,7 @@ char *tool_model_params(const struct settings *s, struct moe_model_params *p)
 					  : NULL,
 		.share_a = settings_on(s, "share-a"),
 		.rslora = settings_on(s, "rslora"),
+		.train_router = settings_on(s, "train-router"),
 		.seed = (uint64_t)settings_int(s, "seed"),
 		.aux_coef = settings_real(s, "aux-loss"),
 		.max_tokens = by_rows ? 0 : (int)settings_int(s, "batch-tokens"),
@@ -276,7 +277,9 @@ static void describe_adapter(const struct moe_model_info *i, FILE *to)
 		fprintf(to, "\ndense MLPs   %s trainable", grouped(i->dense_lora_params));
 	if (i->dense_lora_params)
 		fprintf(to, " (rank %d)", i->lora_rank);
-	if (i->router_lora_params)
+	if (i->router_weights)
+		fprintf(to, "\nrouter       %s trainable (its weights)\n", grouped(i->router_lora_params));
+	else if (i->router_lora_params)
 		fprintf(to, "\nrouter       %s trainable (rank %d)\n", grouped(i->router_lora_params),
 			i->lora_rank);
 	else

@@ -73,7 +73,7 @@ const struct option train_method[] = {
 	  "", NULL },
 	{ "rslora", OPTION_FLAG, 0, NULL, NULL, "scale is alpha / sqrt(rank)", 0, 0, "use-rslora",
 	  NULL },
-	{ "train-router", OPTION_FLAG, 0, NULL, NULL, "train the router too", 0, 0, "", "" },
+	{ "train-router", OPTION_FLAG, 0, NULL, NULL, "train the routers' weights too", 0, 0, "", NULL },
 	{ "aux-loss", OPTION_REAL, 0, "X", "0", "coefficient of the load-balancing loss", 0, 1e6,
 	  "moe-aux-loss-coef", NULL },
 	{ "z-loss", OPTION_REAL, 0, "X", "0", "coefficient of the router's z-loss", 0, 0, "", "0" },
