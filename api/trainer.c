@@ -57,6 +57,11 @@ static enum moe_status reset_counters(struct moe_model *m)
 	return MOE_OK;
 }
 
+enum moe_status moe_train_check(const struct moe_trainer_params *params)
+{
+	return moe_train_check_params(params);
+}
+
 enum moe_status moe_train(struct moe_model *m, const struct moe_trainer_params *params,
 			  moe_train_fn fn, void *user, struct moe_train_result *result)
 {

@@ -707,7 +707,11 @@ struct moe_trainer_params {
 	const char *resume; /* a checkpoint directory, "" = the newest in output_dir, NULL = none */
 	int overwrite;	    /* an output directory that already has results may be used */
 	double learning_rate; /* 0: 1e-4 */
-	const char *schedule; /* "cosine" (default), "linear", "constant", "constant_with_warmup" */
+	/* transformers' names: "cosine" (default), "linear", "constant", "constant_with_warmup", "polynomial",
+	 * "inverse_sqrt", "cosine_with_restarts", "cosine_with_min_lr", "cosine_warmup_with_min_lr",
+	 * "warmup_stable_decay"; args: lr_scheduler_kwargs as "key=value,..." or NULL */
+	const char *schedule, *schedule_args;
+	int64_t warmup_steps; /* 0: warmup_ratio of all steps */
 	double warmup_ratio, weight_decay, beta1, beta2, eps; /* betas and eps 0: .9, .999, 1e-8 */
 	double max_grad_norm;				      /* 0: no clipping */
 	int batch_size;	   /* packs per micro-batch; 0: as many as fit batch_tokens */
@@ -751,6 +755,8 @@ struct moe_train_result {
 	int eval_batch_tokens;
 };
 
+/* The part of moe_train's checks that needs neither model nor data. */
+MOE_API enum moe_status moe_train_check(const struct moe_trainer_params *params);
 MOE_API enum moe_status moe_train(struct moe_model *model, const struct moe_trainer_params *params,
 				  moe_train_fn fn, void *user, struct moe_train_result *result);
 /* Tokens that each expert of a layer saw in the last moe_train; counts [E]. MOE_ERR_ARG: no MoE

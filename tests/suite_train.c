@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The training loop on the shipped checkpoint: resuming, being killed, diverging, order and
- * schedules. */
+/* The training loop on the shipped checkpoint: resuming, being killed, diverging, order. */
 #include "tests/harness.h"
 
 #include "engine/base.h"
@@ -8,7 +7,6 @@
 #include "model/readers/safetensors.h"
 #include "model/readers/safetensors_writer.h"
 #include "train/batches.h"
-#include "train/schedule.h"
 
 #include <fcntl.h>
 #include <math.h>
@@ -377,23 +375,6 @@ static void eval_split(void)
 	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, &r), MOE_ERR_ARG);
 }
 
-static void schedules(void)
-{
-	enum moe_schedule s;
-
-	CU_ASSERT_EQUAL(moe_schedule_parse(NULL, &s), MOE_OK);
-	CU_ASSERT_EQUAL(s, MOE_COSINE);
-	CU_ASSERT_EQUAL(moe_schedule_parse("nonsense", &s), MOE_ERR_ARG);
-	/* transformers: lr_lambda(step - 1) */
-	CU_ASSERT_DOUBLE_EQUAL(moe_schedule_factor(MOE_COSINE, 1, 100, 10), 0, 0);
-	CU_ASSERT_DOUBLE_EQUAL(moe_schedule_factor(MOE_COSINE, 6, 100, 10), 0.5, 1e-12);
-	CU_ASSERT_DOUBLE_EQUAL(moe_schedule_factor(MOE_COSINE, 11, 100, 10), 1, 1e-12);
-	CU_ASSERT_DOUBLE_EQUAL(moe_schedule_factor(MOE_COSINE, 56, 100, 10), 0.5, 1e-12);
-	CU_ASSERT_DOUBLE_EQUAL(moe_schedule_factor(MOE_LINEAR, 56, 100, 10), 0.5, 1e-12);
-	CU_ASSERT_DOUBLE_EQUAL(moe_schedule_factor(MOE_CONSTANT, 1, 100, 10), 1, 0);
-	CU_ASSERT_DOUBLE_EQUAL(moe_schedule_factor(MOE_CONSTANT_WARMUP, 6, 100, 10), 0.5, 1e-12);
-}
-
 /* Every pack once per epoch, in another order each epoch, the same for the same seed. */
 static void order(void)
 {
@@ -424,7 +405,6 @@ const struct moe_test moe_suite_tests[] = {
 	  killed }, /* first: forks before StarPU runs here */
 	{ "full disk", full_disk },
 	{ "allocation failures", allocation_failures },
-	{ "schedules", schedules },
 	{ "order of the data", order },
 	{ "resume gives the same bits", resume_same_bits },
 	{ "steps in flight give the same bits", pipelining_same_bits },

@@ -62,6 +62,8 @@ ROWS = [
     ("train --model {m} --output-dir {d}/out", 2, "--data FILE... is missing"),
     ("train --lora-rank 0", 2, "--lora-rank 0: must be at least 1"),
     ("train --warmup-ratio 2", 2, "--warmup-ratio 2: must be at most 1"),
+    (TRAIN + " --lr-scheduler-kwargs power=2", 2, "cosine takes key=value of: num_cycles"),
+    (TRAIN + " --lr-scheduler-type warmup_stable_decay", 2, "needs an argument of: num_decay_steps"),
     ("train --learning-rate 0", 2, "--learning-rate 0: must be above 0"),
     ("train --learning-rate fast", 2, "--learning-rate fast is not a number"),
     ("train --max-steps few", 2, "--max-steps few is not a whole number"),

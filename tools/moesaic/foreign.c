@@ -26,8 +26,6 @@ static const struct rule rules[] = {
 	{ "train_on_prompt", "false", IGNORE, NULL, NULL },
 	{ "mask_history", "true", MAP, "train-on", "last" },
 	{ "mask_history", "false", IGNORE, NULL, NULL },
-	{ "warmup_steps", "0", IGNORE, NULL, NULL },
-	{ "warmup_steps", NULL, REFUSE, "not in this version yet; use warmup_ratio", NULL },
 	{ "packing", NULL, MAP, "packing", NULL },
 	{ "kt_cpu_activation", NULL, IGNORE, NULL, NULL },
 	{ "kt_num_threads", NULL, THREADS, "threads", NULL },

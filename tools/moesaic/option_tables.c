@@ -80,9 +80,15 @@ const struct option train_method[] = {
 const struct option train_optimisation[] = {
 	{ "learning-rate", OPTION_REAL, OPTION_COMMON | OPTION_ABOVE_ZERO, "X", "1e-4",
 	  "highest learning rate", 0, 0, "", NULL },
-	{ "lr-scheduler-type", OPTION_CHOICE, 0, "cosine|linear|constant|constant_with_warmup",
+	{ "lr-scheduler-type", OPTION_CHOICE, 0,
+	  "cosine|linear|constant|constant_with_warmup|cosine_with_restarts|polynomial|inverse_sqrt|"
+	  "cosine_with_min_lr|cosine_warmup_with_min_lr|warmup_stable_decay",
 	  "cosine", "its course", 0, 0, "", NULL },
+	{ "lr-scheduler-kwargs", OPTION_LIST, 0, "K=V...", NULL,
+	  "of the schedule, such as num_cycles=2 or min_lr=1e-6", 0, 0, "", NULL },
 	{ "warmup-ratio", OPTION_REAL, 0, "X", "0.03", "share of the steps that warm up", 0, 1, "",
+	  NULL },
+	{ "warmup-steps", OPTION_REAL, 0, "N", NULL, "steps that warm up, instead", 0, BIG, "",
 	  NULL },
 	{ "weight-decay", OPTION_REAL, 0, "X", "0", "AdamW's, decoupled", 0, 1e6, "", NULL },
 	{ "adam-beta1", OPTION_REAL, OPTION_ABOVE_ZERO, "X", "0.9", "AdamW's", 0, 0.99999999, "",

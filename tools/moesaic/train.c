@@ -25,6 +25,7 @@ struct training {
 	const char *output;
 	bool folder_made, data_made, eval_made;
 	char *data, *eval; /* token files */
+	char *schedule_args;
 	bool begun;	   /* a step was done: files stay */
 	bool tracing;
 	struct tool_model model;
@@ -140,6 +141,18 @@ int train_resolve_method(struct settings *s)
 	return settings_exclusive(s, "batch-size", "batch-tokens");
 }
 
+/* transformers' rules: steps win over the ratio; below 1 they are a ratio themselves. */
+static void fill_warmup(const struct settings *s, struct moe_trainer_params *p)
+{
+	double steps = settings_real(s, "warmup-steps");
+
+	p->warmup_ratio = settings_real(s, "warmup-ratio");
+	if (steps >= 1)
+		p->warmup_steps = (int64_t)steps;
+	else if (steps > 0 || (settings_has(s, "warmup-steps") && !settings_given(s, "warmup-ratio")))
+		p->warmup_ratio = steps;
+}
+
 static void fill_params(const struct training *t, struct moe_trainer_params *p)
 {
 	const struct settings *s = t->s;
@@ -155,7 +168,7 @@ static void fill_params(const struct training *t, struct moe_trainer_params *p)
 		.overwrite = settings_on(s, "overwrite"),
 		.learning_rate = settings_real(s, "learning-rate"),
 		.schedule = settings_text(s, "lr-scheduler-type"),
-		.warmup_ratio = settings_real(s, "warmup-ratio"),
+		.schedule_args = t->schedule_args,
 		.weight_decay = settings_real(s, "weight-decay"),
 		.beta1 = settings_real(s, "adam-beta1"),
 		.beta2 = settings_real(s, "adam-beta2"),
@@ -176,6 +189,18 @@ static void fill_params(const struct training *t, struct moe_trainer_params *p)
 		.skip_non_finite = !strcmp(settings_text(s, "on-nan"), "skip"),
 		.sequential = !strcmp(settings_text(s, "pipeline"), "sequential"),
 	};
+	fill_warmup(s, p);
+}
+
+/* What needs neither model nor data is refused before either is read. */
+static int check_params(struct training *t)
+{
+	struct moe_trainer_params p;
+
+	t->schedule_args = settings_joined(t->s, "lr-scheduler-kwargs");
+	fill_params(t, &p);
+	p.data = p.output_dir = ".";
+	return cli_status(moe_train_check(&p));
 }
 
 /* ---- running ---- */
@@ -390,6 +415,7 @@ static int prepare(struct training *t)
 	rc = rc ? rc : dataset_resolve(t->s);
 	if (!rc && !settings_has(t->s, "data"))
 		rc = cli_fail(CLI_USAGE, "--data FILE... is missing");
+	rc = rc ? rc : check_params(t);
 	rc = rc ? rc : tool_model_check(t->s);
 	rc = rc ? rc : check_output(t);
 	rc = rc ? rc : make_output(t);
@@ -411,6 +437,7 @@ static int run(struct settings *s, int argc, char **argv)
 	undo_output(&t);
 	free(t.data);
 	free(t.eval);
+	free(t.schedule_args);
 	return rc;
 }
 

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One step: its micro-batches, what is submitted, what is known when it has ended. */
+#include "train/run.h"
+
+#include <math.h>
+#include <stdio.h>
+
+/* The step's share of idle time, and what most of it waited for. */
+static void fill_idle(struct moe_run *r, double seconds, struct moe_train_event *e)
+{
+	double all = MOE_MAX(seconds, 1e-9) * moe_engine_workers(r->t->engine), most = 0, sum = 0;
+	struct moe_idle now;
+
+	moe_engine_idle(r->t->engine, &now);
+	e->idle_share = 1 - (now.busy - r->idle.busy) / all;
+	for (int i = 0; i < MOE_IDLE_CAUSES; i++) {
+		double waited = now.cause[i] - r->idle.cause[i];
+
+		sum += waited;
+		if (waited <= most)
+			continue;
+		most = waited;
+		e->idle_cause = (enum moe_idle_cause)i;
+	}
+	/* a wait is known when it ends, perhaps in a later step: shares are of what ended */
+	if (sum > 0)
+		e->idle_cause_share = MOE_MAX(e->idle_share, 0) * most / sum;
+	r->idle = now;
+}
+
+/* The step's packs; the epoch's order changes where a new epoch begins. */
+enum moe_status moe_run_build_step(struct moe_run *r, struct moe_step *s, int64_t number)
+{
+	int64_t epoch = (number - 1) / r->steps_per_epoch, first;
+
+	if (epoch != r->epoch_number) {
+		moe_epoch_free(&r->epoch);
+		MOE_TRY(moe_epoch_create(r->tokens, &r->order, epoch, &r->epoch));
+		r->epoch_number = epoch;
+	}
+	first = (number - 1) % r->steps_per_epoch * r->order.accumulation;
+	s->number = number;
+	s->n_micro = (int)MOE_MAX(
+		(int64_t)0, MOE_MIN((int64_t)r->order.accumulation, r->epoch.n_micro - first));
+	s->tokens = s->trained = 0;
+	for (int m = 0; m < s->n_micro; m++) {
+		const int64_t *at = &r->epoch.micro[first + m];
+
+		moe_batch_free(&s->micro[m]);
+		MOE_TRY(moe_batch_build(r->tokens, r->epoch.pack + at[0], at[1] - at[0],
+					&s->micro[m]));
+		s->tokens += s->micro[m].batch.T;
+		s->trained += s->micro[m].batch.n_rows;
+		s->loss[m] = (struct moe_loss_result){ 0 };
+	}
+	s->epoch = (double)number / (double)r->steps_per_epoch;
+	s->lr = r->learning_rate * moe_schedule_factor(&r->schedule, number);
+	return MOE_OK;
+}
+
+static enum moe_status submit_micro(struct moe_run *r, struct moe_step *s, int m, float scale)
+{
+	struct moe_trainee *t = r->t;
+	struct moe_decoder_slot *slot = &t->slot[r->micros++ % t->n_slots];
+	struct moe_context c = { .engine = t->engine,
+				 .ticket = s->ticket,
+				 .layer = -1,
+				 .micro = m,
+				 .step = (int)s->number,
+				 .phase = MOE_PHASE_FORWARD };
+	struct moe_decoder_pass pass = { t->decoder, t->tensors, slot, s->micro[m].batch };
+
+	MOE_TRY(moe_graph_decoder_forward(&c, &pass));
+	MOE_TRY(moe_graph_decoder_loss(&c, &pass, true, scale, &s->loss[m]));
+	c.phase = MOE_PHASE_BACKWARD;
+	return moe_graph_decoder_backward(&c, &pass, m == 0);
+}
+
+enum moe_status moe_run_submit_step(struct moe_run *r, struct moe_step *s)
+{
+	const struct moe_trainer_params *p = r->p;
+	struct moe_context c = { .engine = r->t->engine,
+				 .ticket = s->ticket,
+				 .layer = -1,
+				 .step = (int)s->number,
+				 .phase = MOE_PHASE_UPDATE };
+	struct moe_decoder_step update = {
+		.adamw = { .lr = s->lr,
+			   .beta1 = p->beta1 > 0 ? p->beta1 : 0.9,
+			   .beta2 = p->beta2 > 0 ? p->beta2 : 0.999,
+			   .eps = p->eps > 0 ? p->eps : 1e-8,
+			   .weight_decay = p->weight_decay,
+			   .step = s->number },
+		.max_norm = (float)p->max_grad_norm,
+		.norm = &s->norm,
+	};
+	enum moe_status st = MOE_OK;
+
+	MOE_TRY(moe_submit_begin(r->t->engine));
+	moe_recorder_mark(c.engine, MOE_TRACE_STEP_BEGIN, s->number, s->tokens, s->trained);
+	for (int m = 0; st == MOE_OK && m < s->n_micro; m++)
+		st = submit_micro(r, s, m, 1.0f / (float)s->trained);
+	if (st == MOE_OK)
+		st = moe_graph_decoder_update(&c, r->t->decoder, r->t->tensors, &update);
+	moe_submit_end(r->t->engine);
+	moe_recorder_mark(c.engine, MOE_TRACE_STEP_SUBMITTED, s->number, s->tokens, s->trained);
+	s->pending = st == MOE_OK;
+	return st;
+}
+
+/* Waits for a step and accounts for it. */
+enum moe_status moe_run_finish_step(struct moe_run *r, struct moe_step *s)
+{
+	struct moe_train_event e = { .type = MOE_TRAIN_STEP,
+				     .step = s->number,
+				     .total_steps = r->total_steps,
+				     .epoch = s->epoch,
+				     .learning_rate = s->lr,
+				     .tokens = s->tokens,
+				     .trained_tokens = s->trained };
+	double sum = 0, now;
+	char bad[160];
+
+	if (!s->pending)
+		return MOE_OK;
+	s->pending = false;
+	MOE_TRY(moe_ticket_wait(s->ticket));
+	moe_recorder_mark(r->t->engine, MOE_TRACE_STEP_END, s->number, s->tokens, s->trained);
+	for (int m = 0; m < s->n_micro; m++)
+		sum += s->loss[m].sum;
+	now = moe_now();
+	fill_idle(r, now - r->clock, &e);
+	e.loss = sum / (double)s->trained;
+	e.grad_norm = s->norm.norm;
+	e.grad_norm_experts = s->norm.norm_experts;
+	e.tokens_per_s = (double)s->tokens / MOE_MAX(now - r->clock, 1e-9);
+	r->progress.seconds += now - r->clock;
+	r->progress.step = s->number;
+	r->progress.tokens += s->tokens;
+	r->progress.trained_tokens += s->trained;
+	e.eta_s = r->progress.seconds / (double)s->number * (double)(r->total_steps - s->number);
+	e.rss_gib = moe_rss_gib();
+	r->clock = now;
+	if (s->number == 1)
+		r->progress.first_loss = e.loss;
+	r->last_loss = e.loss;
+	if (s->number % MOE_MAX(1, r->p->logging_steps) == 0 || s->number == r->total_steps)
+		MOE_TRY(moe_train_log_add(&r->log, &e, false));
+	moe_run_notify(r, &e);
+	if (isfinite(e.loss) && s->norm.finite)
+		return MOE_OK;
+	if (r->p->skip_non_finite) {
+		moe_run_warn(r, s->number,
+			     "non-finite loss or gradient: this step's update was skipped");
+		return MOE_OK;
+	}
+	moe_engine_wait(r->t->engine);
+	if (!moe_train_first_bad(r->t->decoder, bad, sizeof bad))
+		snprintf(bad, sizeof bad, "the loss");
+	return moe_fail(MOE_ERR_DIVERGED,
+			"step %lld: loss %g, gradient norm %g; first bad tensor: %s. Nothing was "
+			"updated from it",
+			(long long)s->number, e.loss, s->norm.norm, bad);
+}
+
+enum moe_status moe_run_drain(struct moe_run *r, int64_t next)
+{
+	for (int64_t n = MOE_MAX((int64_t)1, next - MOE_STEPS_IN_FLIGHT); n < next; n++)
+		MOE_TRY(moe_run_finish_step(r, &r->step[n % MOE_STEPS_IN_FLIGHT]));
+	return MOE_OK;
+}
