@@ -87,7 +87,7 @@ struct moe_decoder_slot {
 	double *row_loss; /* [T_max] */
 	struct moe_tensor *
 		*at_projections; /* [blocks], not owned: one of each block while submitting */
-	int n_aux;		 /* trained layers with an auxiliary loss */
+	int n_aux;		 /* trained layers with a loss of the router */
 	const struct moe_plan **aux_plans;
 	struct moe_tensor **aux; /* their plans' tensors, not owned */
 	struct moe_join aux_all;
@@ -115,6 +115,7 @@ struct moe_decoder_pass {
 	struct moe_decoder_tensors *tensors;
 	struct moe_decoder_slot *slot;
 	struct moe_batch batch; /* 1 <= T <= T_max */
+	double share;		/* its share of the step's tokens, for the router's losses; 0: all */
 };
 
 /* Embedding and all layers. c->priority is that of the pass; layers add 8 each. */

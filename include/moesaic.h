@@ -262,7 +262,7 @@ struct moe_block_params {
 	int hidden, intermediate, experts, experts_per_token;
 	const char *router; /* "softmax_topk", ...; NULL: ids and weights come with each forward */
 	int router_normalise;	     /* the k weights of a token are divided by their sum */
-	float aux_loss_coef;	     /* adds coef x load-balancing loss to the router's gradient */
+	float aux_loss_coef, z_loss_coef; /* add coef x load-balancing loss, coef x z-loss to the router's gradient */
 	int shared_intermediate;     /* 0: no shared expert */
 	int shared_sigmoid;	     /* the shared expert is scaled by sigmoid(x . shared_router) */
 	int lora_rank;		     /* 0: none */
@@ -324,6 +324,7 @@ enum moe_block_array {
 	MOE_BLOCK_ROUTER_LOGITS,      /* [T, E] */
 	MOE_BLOCK_AUX_LOSS,	      /* [1]; without its coefficient */
 	MOE_BLOCK_GRAD_ROUTER_LOGITS, /* [T, E] of the last backward */
+	MOE_BLOCK_Z_LOSS,	      /* [1]; without its coefficient; 0 where that is 0 */
 	MOE_BLOCK_ARRAYS
 };
 
@@ -626,7 +627,11 @@ struct moe_model_params {
 	int share_a;		  /* gate and up of an expert share their A */
 	int rslora;		  /* scale is alpha / sqrt(rank) */
 	uint64_t seed;		  /* of the initial A: uniform in +-1/sqrt(in) as in PEFT; B is 0 */
-	double aux_coef;      /* of the load-balancing loss of every MoE layer and micro-batch */
+	/*
+	 * Of the load-balancing loss (Switch Transformer) and the z-loss (ST-MoE) of the router: means over the MoE
+	 * layers and, by tokens, over the micro-batches of a step. 0: none. Not part of the printed loss.
+	 */
+	double aux_coef, z_coef;
 	int64_t memory_limit; /* bytes; 0: what the machine has available */
 	/* as in struct moe_block_params, but the layers share the N copies; where nothing is trained there is no
 	 * backward, and no copy */
@@ -734,6 +739,7 @@ struct moe_train_event {
 	enum moe_train_event_type type;
 	int64_t step, total_steps; /* 1-based */
 	double epoch, loss, eval_loss, learning_rate, grad_norm, grad_norm_experts;
+	double aux_loss, z_loss; /* without coefficients; 0 where they have none */
 	int64_t tokens, trained_tokens; /* of the step */
 	double tokens_per_s, rss_gib, eta_s, idle_share;
 	enum moe_idle_cause idle_cause; /* the largest, and its share of the workers' time */

@@ -54,6 +54,10 @@ static cJSON *to_json(const struct moe_train_event *e, bool eval)
 	add_number(o, "learning_rate", e->learning_rate);
 	add_number(o, "grad_norm", e->grad_norm);
 	add_number(o, "grad_norm_experts", e->grad_norm_experts);
+	if (e->aux_loss != 0)
+		add_number(o, "aux_loss", e->aux_loss);
+	if (e->z_loss != 0)
+		add_number(o, "z_loss", e->z_loss);
 	add_number(o, "tokens", (double)e->tokens);
 	add_number(o, "trained_tokens", (double)e->trained_tokens);
 	add_number(o, "tokens_per_s", e->tokens_per_s);

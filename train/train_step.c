@@ -68,7 +68,13 @@ static enum moe_status submit_micro(struct moe_run *r, struct moe_step *s, int m
 				 .micro = m,
 				 .step = (int)s->number,
 				 .phase = MOE_PHASE_FORWARD };
-	struct moe_decoder_pass pass = { t->decoder, t->tensors, slot, s->micro[m].batch };
+	struct moe_decoder_pass pass = {
+		.decoder = t->decoder,
+		.tensors = t->tensors,
+		.slot = slot,
+		.batch = s->micro[m].batch,
+		.share = (double)s->micro[m].batch.T / (double)s->tokens,
+	};
 
 	MOE_TRY(moe_graph_decoder_forward(&c, &pass));
 	MOE_TRY(moe_graph_decoder_loss(&c, &pass, true, scale, &s->loss[m]));
@@ -108,6 +114,19 @@ enum moe_status moe_run_submit_step(struct moe_run *r, struct moe_step *s)
 	return st;
 }
 
+/* Means over the step: the loss by trained tokens, the router's losses by all. */
+static void fill_losses(const struct moe_step *s, struct moe_train_event *e)
+{
+	for (int m = 0; m < s->n_micro; m++) {
+		double share = (double)s->micro[m].batch.T / (double)s->tokens;
+
+		e->loss += s->loss[m].sum;
+		e->aux_loss += share * s->loss[m].aux;
+		e->z_loss += share * s->loss[m].z;
+	}
+	e->loss /= (double)s->trained;
+}
+
 /* Waits for a step and accounts for it. */
 enum moe_status moe_run_finish_step(struct moe_run *r, struct moe_step *s)
 {
@@ -118,7 +137,7 @@ enum moe_status moe_run_finish_step(struct moe_run *r, struct moe_step *s)
 				     .learning_rate = s->lr,
 				     .tokens = s->tokens,
 				     .trained_tokens = s->trained };
-	double sum = 0, now;
+	double now;
 	char bad[160];
 
 	if (!s->pending)
@@ -126,11 +145,9 @@ enum moe_status moe_run_finish_step(struct moe_run *r, struct moe_step *s)
 	s->pending = false;
 	MOE_TRY(moe_ticket_wait(s->ticket));
 	moe_recorder_mark(r->t->engine, MOE_TRACE_STEP_END, s->number, s->tokens, s->trained);
-	for (int m = 0; m < s->n_micro; m++)
-		sum += s->loss[m].sum;
 	now = moe_now();
+	fill_losses(s, &e);
 	fill_idle(r, now - r->clock, &e);
-	e.loss = sum / (double)s->trained;
 	e.grad_norm = s->norm.norm;
 	e.grad_norm_experts = s->norm.norm_experts;
 	e.tokens_per_s = (double)s->tokens / MOE_MAX(now - r->clock, 1e-9);

@@ -70,7 +70,7 @@ ROWS = [
     ("train --memory-limit lots", 2, "--memory-limit lots is not a size such as 12GB"),
     ("train --packing maybe", 2, "--packing maybe: expected on or off"),
     ("train --train-on user", 2, "--train-on user: expected assistant|last|all"),
-    ("train --z-loss 1", 2, "--z-loss 1 is not in this version yet (it has 0)"),
+    ("train --lora-dropout 0.5", 2, "--lora-dropout 0.5 is not in this version yet (it has 0)"),
     ("train --train-router", 2, "--train-router is not in this version yet"),
     # --config
     ("train --config {d}/absent.yaml", 2, "absent.yaml", "No such file"),

@@ -25,8 +25,8 @@ const struct option train_what[] = {
 	{ "overwrite", OPTION_FLAG, OPTION_COMMON | OPTION_TRANSIENT, NULL, NULL,
 	  "use an output folder that has results", 0, 0, "overwrite-output-dir", NULL },
 	{ "adapter", OPTION_TEXT, OPTION_COMMON, "DIR", NULL,
-	  "continue from this adapter: its targets, ranks and alpha", 0, 0,
-	  "adapter-name-or-path", NULL },
+	  "continue from this adapter: its targets, ranks and alpha", 0, 0, "adapter-name-or-path",
+	  NULL },
 	{ "resume", OPTION_TEXT, OPTION_COMMON | OPTION_VALUE_OPTIONAL | OPTION_TRANSIENT, "DIR",
 	  NULL, "go on from a checkpoint (the newest)", 0, 0, "resume-from-checkpoint", NULL },
 	{ .name = NULL },
@@ -73,7 +73,8 @@ const struct option train_method[] = {
 	{ "train-router", OPTION_FLAG, 0, NULL, NULL, "train the router too", 0, 0, "", "" },
 	{ "aux-loss", OPTION_REAL, 0, "X", "0", "coefficient of the load-balancing loss", 0, 1e6,
 	  "moe-aux-loss-coef", NULL },
-	{ "z-loss", OPTION_REAL, 0, "X", "0", "coefficient of the router's z-loss", 0, 0, "", "0" },
+	{ "z-loss", OPTION_REAL, 0, "X", "0", "coefficient of the router's z-loss", 0, 1e6, "",
+	  NULL },
 	{ .name = NULL },
 };
 
@@ -81,7 +82,8 @@ const struct option train_optimisation[] = {
 	{ "learning-rate", OPTION_REAL, OPTION_COMMON | OPTION_ABOVE_ZERO, "X", "1e-4",
 	  "highest learning rate", 0, 0, "", NULL },
 	{ "lr-scheduler-type", OPTION_CHOICE, 0,
-	  "cosine|linear|constant|constant_with_warmup|cosine_with_restarts|polynomial|inverse_sqrt|"
+	  "cosine|linear|constant|constant_with_warmup|cosine_with_restarts|polynomial|inverse_"
+	  "sqrt|"
 	  "cosine_with_min_lr|cosine_warmup_with_min_lr|warmup_stable_decay",
 	  "cosine", "its course", 0, 0, "", NULL },
 	{ "lr-scheduler-kwargs", OPTION_LIST, 0, "K=V...", NULL,
