@@ -85,7 +85,7 @@ struct moe_experts {
 	bool recompute; /* u, gate and up are computed again in the backward instead of kept */
 	float dropout;	/* of LoRA's inputs, where a pass asks for it */
 	uint64_t dropout_seed; /* of this layer */
-	int64_t *tokens_seen;		 /* [E] rows that gave gradients so far, or NULL */
+	int64_t *tokens_seen;		 /* [E] slots of each expert in the last training, or NULL */
 	float aux_coef, z_coef; /* of the load-balancing and the z-loss */
 };
 

@@ -730,6 +730,13 @@ struct moe_trainer_params {
 		save_total_limit; /* 0: 1, each epoch, never, 2 */
 	double max_hours;	  /* 0: no limit */
 	int skip_non_finite;	  /* skip the update instead of stopping with MOE_ERR_DIVERGED */
+	/* a checkpoint or a line of the log that cannot be written is a warning; the results at the end are not */
+	int continue_on_save_error;
+	/*
+	 * The adapter at the end is that of the least evaluation loss; each evaluation that is the best so far is
+	 * saved as a checkpoint. Without it the last step's. The best checkpoint is never pruned.
+	 */
+	int load_best;
 	int sequential;		  /* wait for each step before submitting the next */
 };
 
@@ -741,7 +748,12 @@ struct moe_train_event {
 	double epoch, loss, eval_loss, learning_rate, grad_norm, grad_norm_experts;
 	double aux_loss, z_loss; /* without coefficients; 0 where they have none */
 	int64_t tokens, trained_tokens; /* of the step */
+	int64_t skipped; /* steps of the run without an update, up to this one */
 	double tokens_per_s, rss_gib, eta_s, idle_share;
+	/* of this step, per MoE layer from the lowest trained one up; valid during the call */
+	int moe_layers;
+	const double *expert_load;	/* tokens of the busiest expert over the mean */
+	const int32_t *unused_experts;	/* experts without a token */
 	enum moe_idle_cause idle_cause; /* the largest, and its share of the workers' time */
 	double idle_cause_share;
 	const char *text; /* path of what was saved, or a warning */
@@ -756,6 +768,9 @@ struct moe_train_result {
 	double first_loss, last_loss, eval_loss; /* eval_loss NaN without evaluation */
 	double peak_rss_gib;
 	int64_t adapted_experts, experts_without_gradient; /* over all layers */
+	int64_t skipped; /* steps without an update */
+	double best_loss; /* least evaluation loss, NaN without evaluation, and its step */
+	int64_t best_step;
 	/* of a micro-batch of the evaluations: moe_evaluate of a model with this max_tokens makes
 	 * the same ones, and so the same bits; 0 without evaluation */
 	int eval_batch_tokens;
@@ -765,8 +780,8 @@ struct moe_train_result {
 MOE_API enum moe_status moe_train_check(const struct moe_trainer_params *params);
 MOE_API enum moe_status moe_train(struct moe_model *model, const struct moe_trainer_params *params,
 				  moe_train_fn fn, void *user, struct moe_train_result *result);
-/* Tokens that each expert of a layer saw in the last moe_train; counts [E]. MOE_ERR_ARG: no MoE
- * layer. */
+/* Tokens that each expert of a layer saw in the last moe_train, with what it resumed from; counts [E]. MOE_ERR_ARG:
+ * no MoE layer, or one below the lowest trained layer. */
 MOE_API enum moe_status moe_train_expert_tokens(struct moe_model *model, int layer, int64_t *counts,
 						int n);
 

@@ -17,6 +17,8 @@ static const struct {
 	const char *name;
 } saved[] = { { MOE_VALUE, "value" }, { MOE_MOMENT1, "exp_avg" }, { MOE_MOMENT2, "exp_avg_sq" } };
 
+#define EXPERT_ROWS "expert_rows"
+
 static size_t layer_arrays(const struct moe_decoder_layer *layer, int l,
 			   struct moe_train_array *out)
 {
@@ -124,7 +126,7 @@ static enum moe_status write_state(const char *dir, const struct moe_train_array
 				   const struct moe_train_progress *p)
 {
 	size_t count = n * MOE_COUNT(saved);
-	struct moe_st_item *items = moe_calloc(count, sizeof *items);
+	struct moe_st_item *items = moe_calloc(count + 1, sizeof *items);
 	struct fill *fills = moe_calloc(count, sizeof *fills);
 	const struct moe_scalar scalars[] = {
 		{ .key = "step", .kind = MOE_SCALAR_INT, .i = p->step },
@@ -132,6 +134,11 @@ static enum moe_status write_state(const char *dir, const struct moe_train_array
 		{ .key = "trained_tokens", .kind = MOE_SCALAR_INT, .i = p->trained_tokens },
 		{ .key = "seconds", .kind = MOE_SCALAR_REAL, .r = p->seconds },
 		{ .key = "first_loss", .kind = MOE_SCALAR_REAL, .r = p->first_loss },
+		{ .key = "skipped", .kind = MOE_SCALAR_INT, .i = p->skipped },
+		{ .key = "last_loss", .kind = MOE_SCALAR_REAL, .r = p->last_loss },
+		{ .key = "eval_loss", .kind = MOE_SCALAR_REAL, .r = p->eval_loss },
+		{ .key = "best_loss", .kind = MOE_SCALAR_REAL, .r = p->best_loss },
+		{ .key = "best_step", .kind = MOE_SCALAR_INT, .i = p->best_step },
 		{ .key = "data_hash",
 		  .kind = MOE_SCALAR_TEXT,
 		  .text = p->data_hash ? p->data_hash : "" },
@@ -162,7 +169,12 @@ static enum moe_status write_state(const char *dir, const struct moe_train_array
 						 .fill = fill_item,
 						 .user = &fills[i] };
 	}
-	st = moe_state_write(dir, items, count, scalars, MOE_COUNT(scalars));
+	items[count] = (struct moe_st_item){ .name = EXPERT_ROWS,
+					     .dtype = MOE_I64,
+					     .ndim = 1,
+					     .shape = { p->n_expert_rows },
+					     .data = p->expert_rows };
+	st = moe_state_write(dir, items, count + 1, scalars, MOE_COUNT(scalars));
 out:
 	moe_free(items);
 	moe_free(fills);
@@ -214,12 +226,30 @@ static enum moe_status load_progress(const struct moe_state *s, struct moe_train
 	MOE_TRY(moe_state_int(s, "trained_tokens", &p->trained_tokens));
 	MOE_TRY(moe_state_real(s, "seconds", &p->seconds));
 	MOE_TRY(moe_state_real(s, "first_loss", &p->first_loss));
+	MOE_TRY(moe_state_int(s, "skipped", &p->skipped));
+	MOE_TRY(moe_state_real(s, "last_loss", &p->last_loss));
+	MOE_TRY(moe_state_real(s, "eval_loss", &p->eval_loss));
+	MOE_TRY(moe_state_real(s, "best_loss", &p->best_loss));
+	MOE_TRY(moe_state_int(s, "best_step", &p->best_step));
 	if (p->step < 0 || p->tokens < 0 || p->trained_tokens < 0 || !(p->seconds >= 0))
 		return moe_fail(
 			MOE_ERR_FORMAT,
 			"state.json: step %lld, tokens %lld, trained_tokens %lld, seconds %g",
 			(long long)p->step, (long long)p->tokens, (long long)p->trained_tokens,
 			p->seconds);
+	return MOE_OK;
+}
+
+static enum moe_status load_expert_rows(const struct moe_state *s,
+					const struct moe_train_progress *p)
+{
+	const struct moe_st_tensor *t;
+
+	if (!p->expert_rows)
+		return MOE_OK;
+	MOE_TRY(moe_safetensors_get_typed(moe_state_arrays(s), EXPERT_ROWS, MOE_I64, 1,
+					  &p->n_expert_rows, &t));
+	memcpy(p->expert_rows, t->data, (size_t)p->n_expert_rows * sizeof *p->expert_rows);
 	return MOE_OK;
 }
 
@@ -245,17 +275,20 @@ enum moe_status moe_train_state_load(const struct moe_decoder *d, const char *di
 {
 	struct moe_train_array *a = NULL;
 	struct moe_state *s;
-	size_t n = 0;
+	size_t n = 0, count;
 	enum moe_status st;
 
 	MOE_TRY(moe_state_open(dir, &s));
 	st = load_progress(s, p);
 	if (st == MOE_OK)
 		st = moe_train_arrays(d, &a, &n);
-	if (st == MOE_OK && moe_safetensors_count(moe_state_arrays(s)) != n * MOE_COUNT(saved))
+	count = st == MOE_OK ? moe_safetensors_count(moe_state_arrays(s)) : 0;
+	if (st == MOE_OK && count != n * MOE_COUNT(saved) + 1)
 		st = moe_fail(MOE_ERR_ARG,
-			      "the checkpoint has %zu arrays, this run trains %zu: other targets",
-			      moe_safetensors_count(moe_state_arrays(s)), n * MOE_COUNT(saved));
+			      "the checkpoint has %zu arrays, this run has %zu: other targets",
+			      count, n * MOE_COUNT(saved) + 1);
+	if (st == MOE_OK)
+		st = load_expert_rows(s, p);
 	for (size_t i = 0; st == MOE_OK && i < n; i++)
 		st = load_array(s, &a[i]);
 	for (int l = 0; st == MOE_OK && l < d->n_layers; l++)

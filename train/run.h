@@ -7,6 +7,7 @@
 #ifndef MOE_TRAIN_RUN_H
 #define MOE_TRAIN_RUN_H
 
+#include "train/expert_stats.h"
 #include "train/log.h"
 #include "train/params.h"
 #include "train/schedule.h"
@@ -20,11 +21,12 @@ struct moe_step {
 	struct moe_ticket *ticket;
 	struct moe_batch_buffer *micro; /* [accumulation] */
 	struct moe_loss_result *loss;	/* [accumulation] */
+	int64_t *load;			/* [accumulation][MoE layers trained][E] */
 	int n_micro;
 	struct moe_grad_norm norm;
 	int64_t tokens, trained;
 	double epoch, lr;
-	bool pending;
+	bool pending, submitted;
 };
 
 struct moe_run {
@@ -41,11 +43,11 @@ struct moe_run {
 	struct moe_step step[MOE_STEPS_IN_FLIGHT];
 	struct moe_train_log log;
 	struct moe_train_progress progress;
-	double last_loss, eval_loss;
+	struct moe_expert_stats experts;
 	double clock, started; /* end of the last accounted step */
 	struct moe_idle idle;  /* then */
 	int64_t micros;	       /* submitted so far: deals out the slots */
-	bool stop;
+	bool stop, log_failed;
 	int lock; /* of the output directory */
 };
 
@@ -64,6 +66,11 @@ enum moe_status moe_run_drain(struct moe_run *r, int64_t next);
 /* Evaluation, saving and stopping that are due after a step; drains only where something is. */
 enum moe_status moe_run_between(struct moe_run *r, int64_t step);
 
+/* A line of the log. Where saving may fail, so may this: one warning. */
+enum moe_status moe_run_log(struct moe_run *r, const struct moe_train_event *e, bool eval);
+/* The adapter, the log's files and the model card in the output directory; of the best checkpoint
+ * if asked to. */
+enum moe_status moe_run_finish(struct moe_run *r);
 void moe_run_notify(struct moe_run *r, const struct moe_train_event *e);
 void moe_run_warn(struct moe_run *r, int64_t step, const char *text);
 

@@ -1,10 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/run.h"
 
-#include "train/card.h"
-
-#include <math.h>
-
 void moe_run_notify(struct moe_run *r, const struct moe_train_event *e)
 {
 	if (r->fn && r->fn(e, r->user))
@@ -18,6 +14,22 @@ void moe_run_warn(struct moe_run *r, int64_t step, const char *text)
 	};
 
 	moe_run_notify(r, &e);
+}
+
+enum moe_status moe_run_log(struct moe_run *r, const struct moe_train_event *e, bool eval)
+{
+	enum moe_status st = moe_train_log_add(&r->log, e, eval);
+	char *text;
+
+	if (st != MOE_ERR_IO || !r->p->continue_on_save_error)
+		return st;
+	text = moe_format("a line of the log was not written, training goes on: %s",
+			  moe_last_error());
+	if (!r->log_failed)
+		moe_run_warn(r, e->step, text ? text : "a line of the log was not written");
+	r->log_failed = true;
+	moe_free(text);
+	return MOE_OK;
 }
 
 static enum moe_status loop(struct moe_run *r)
@@ -41,6 +53,11 @@ static enum moe_status loop(struct moe_run *r)
 	return moe_run_drain(r, r->total_steps + 1);
 }
 
+static bool trains_experts(const struct moe_experts *x)
+{
+	return x->a_gu.grad || x->part[0].base[MOE_GATE].grad;
+}
+
 static void fill_result(struct moe_run *r, struct moe_train_result *out)
 {
 	const struct moe_decoder *d = r->t->decoder;
@@ -50,47 +67,30 @@ static void fill_result(struct moe_run *r, struct moe_train_result *out)
 	out->trained_tokens = r->progress.trained_tokens;
 	out->seconds = r->progress.seconds;
 	out->first_loss = r->progress.first_loss;
-	out->last_loss = r->last_loss;
-	out->eval_loss = r->eval_loss;
+	out->last_loss = r->progress.last_loss;
+	out->eval_loss = r->progress.eval_loss;
+	out->best_loss = r->progress.best_loss;
+	out->best_step = r->progress.best_step;
+	out->skipped = r->progress.skipped;
 	out->eval_batch_tokens = r->eval_tokens ? r->t->T_max : 0;
 	out->peak_rss_gib = moe_peak_rss_gib();
 	out->adapted_experts = out->experts_without_gradient = 0;
-	for (int l = 0; l < d->n_layers; l++) {
-		const struct moe_experts *x = d->layers[l].experts;
+	for (int l = 0; l < r->experts.n_layers; l++) {
+		const struct moe_experts *x = d->layers[r->experts.layer[l]].experts;
+		const int64_t *rows = r->experts.rows + (int64_t)l * x->E;
 
-		for (int e = 0; x && x->tokens_seen && e < x->E; e++) {
+		for (int e = 0; trains_experts(x) && e < x->E; e++) {
 			out->adapted_experts++;
-			out->experts_without_gradient += !x->tokens_seen[e];
+			out->experts_without_gradient += !rows[e];
 		}
 	}
-}
-
-static enum moe_status write_card(const struct moe_run *r)
-{
-	struct moe_train_card card = {
-		.base = r->t->base,
-		.tokens = r->tokens,
-		.steps = r->progress.step,
-		.trained_tokens = r->progress.trained_tokens,
-		.first_loss = r->progress.first_loss,
-		.last_loss = r->last_loss,
-		.eval_loss = r->eval_loss,
-		.learning_rate = r->learning_rate,
-	};
-
-	return moe_train_card_write(r->p->output_dir, &card);
+	moe_expert_stats_publish(&r->experts, d);
 }
 
 enum moe_status moe_train_run(struct moe_trainee *t, const struct moe_trainer_params *p,
 			      moe_train_fn fn, void *user, struct moe_train_result *result)
 {
-	struct moe_run r = { .t = t,
-			     .p = p,
-			     .fn = fn,
-			     .user = user,
-			     .last_loss = NAN,
-			     .eval_loss = NAN,
-			     .lock = -1 };
+	struct moe_run r = { .t = t, .p = p, .fn = fn, .user = user, .lock = -1 };
 	enum moe_status st;
 
 	r.log.fd = -1;
@@ -98,11 +98,7 @@ enum moe_status moe_train_run(struct moe_trainee *t, const struct moe_trainer_pa
 	if (st == MOE_OK)
 		st = loop(&r);
 	if (st == MOE_OK)
-		st = t->save_adapter(t->user, p->output_dir);
-	if (st == MOE_OK)
-		st = moe_train_log_plot(&r.log, r.total_steps);
-	if (st == MOE_OK)
-		st = write_card(&r);
+		st = moe_run_finish(&r);
 	if (result && r.tokens)
 		fill_result(&r, result);
 	moe_run_tear_down(&r);

@@ -45,6 +45,9 @@ enum moe_status moe_train_check_params(const struct moe_trainer_params *p)
 	if (p->batch_size < 0 || p->batch_tokens < 0 || p->accumulation < 0 || p->epochs < 0 ||
 	    p->max_steps < 0 || p->warmup_steps < 0 || p->max_grad_norm < 0 || p->weight_decay < 0)
 		return moe_fail(MOE_ERR_ARG, "a trainer parameter is negative");
+	if (p->load_best && !p->eval_data && !(p->eval_split > 0))
+		return moe_fail(MOE_ERR_ARG, "the best checkpoint is found by evaluation: give "
+					     "evaluation data or eval_split");
 	return make_schedule(p, p->max_steps ? p->max_steps : INT64_C(1) << 40, &schedule);
 }
 
@@ -169,6 +172,9 @@ static enum moe_status resume(struct moe_run *r)
 	p->accumulation = r->order.accumulation;
 	p->keep_order = r->order.keep_order;
 	p->packs = r->tokens->n_rows;
+	p->last_loss = p->eval_loss = p->best_loss = NAN;
+	p->expert_rows = r->experts.rows;
+	p->n_expert_rows = moe_expert_stats_size(&r->experts);
 	if (!dir)
 		return MOE_OK;
 	if (!*dir) {
@@ -194,7 +200,10 @@ static enum moe_status create_steps(struct moe_run *r)
 
 		s->micro = moe_calloc((size_t)r->order.accumulation, sizeof *s->micro);
 		s->loss = moe_calloc((size_t)r->order.accumulation, sizeof *s->loss);
-		if (!s->micro || !s->loss)
+		s->load = moe_calloc((size_t)(r->order.accumulation *
+					      MOE_MAX(moe_expert_stats_size(&r->experts), 1)),
+				     sizeof *s->load);
+		if (!s->micro || !s->loss || !s->load)
 			return moe_fail(MOE_ERR_NOMEM, "no memory for a step");
 		MOE_TRY(moe_ticket_create(r->t->engine, &s->ticket));
 	}
@@ -207,6 +216,7 @@ enum moe_status moe_run_set_up(struct moe_run *r)
 	MOE_TRY(open_data(r));
 	MOE_TRY(check_output(r));
 	MOE_TRY(reserve(r));
+	MOE_TRY(moe_expert_stats_create(r->t->decoder, r->t->tensors->lowest, &r->experts));
 	MOE_TRY(create_steps(r));
 	MOE_TRY(resume(r));
 	return moe_train_log_open(r->p->output_dir, r->progress.step, &r->log);
@@ -224,7 +234,9 @@ void moe_run_tear_down(struct moe_run *r)
 		moe_ticket_destroy(s->ticket);
 		moe_free(s->micro);
 		moe_free(s->loss);
+		moe_free(s->load);
 	}
+	moe_expert_stats_free(&r->experts);
 	moe_epoch_free(&r->epoch);
 	moe_tokens_close(r->tokens);
 	moe_tokens_close(r->eval_tokens);

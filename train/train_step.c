@@ -42,6 +42,7 @@ enum moe_status moe_run_build_step(struct moe_run *r, struct moe_step *s, int64_
 	s->number = number;
 	s->n_micro = (int)MOE_MAX(
 		(int64_t)0, MOE_MIN((int64_t)r->order.accumulation, r->epoch.n_micro - first));
+	s->submitted = false;
 	s->tokens = s->trained = 0;
 	for (int m = 0; m < s->n_micro; m++) {
 		const int64_t *at = &r->epoch.micro[first + m];
@@ -51,7 +52,8 @@ enum moe_status moe_run_build_step(struct moe_run *r, struct moe_step *s, int64_
 					&s->micro[m]));
 		s->tokens += s->micro[m].batch.T;
 		s->trained += s->micro[m].batch.n_rows;
-		s->loss[m] = (struct moe_loss_result){ 0 };
+		s->loss[m] = (struct moe_loss_result){ .load = s->load + m * moe_expert_stats_size(
+										     &r->experts) };
 	}
 	s->epoch = (double)number / (double)r->steps_per_epoch;
 	s->lr = r->learning_rate * moe_schedule_factor(&r->schedule, number);
@@ -82,9 +84,20 @@ static enum moe_status submit_micro(struct moe_run *r, struct moe_step *s, int m
 	return moe_graph_decoder_backward(&c, &pass, m == 0);
 }
 
+/* Forward, loss and backward of all micro-batches. */
+static enum moe_status submit_micros(struct moe_run *r, struct moe_step *s)
+{
+	enum moe_status st = MOE_OK;
+
+	for (int m = 0; st == MOE_OK && m < s->n_micro; m++)
+		st = submit_micro(r, s, m, 1.0f / (float)s->trained);
+	return st;
+}
+
 enum moe_status moe_run_submit_step(struct moe_run *r, struct moe_step *s)
 {
 	const struct moe_trainer_params *p = r->p;
+	const struct moe_step *previous = &r->step[(s->number - 1) % MOE_STEPS_IN_FLIGHT];
 	struct moe_context c = { .engine = r->t->engine,
 				 .ticket = s->ticket,
 				 .layer = -1,
@@ -100,17 +113,19 @@ enum moe_status moe_run_submit_step(struct moe_run *r, struct moe_step *s)
 		.max_norm = (float)p->max_grad_norm,
 		.norm = &s->norm,
 	};
-	enum moe_status st = MOE_OK;
+	enum moe_status st;
 
+	/* after a step that is not applied none is: the state stays that of the step before */
+	if (!p->skip_non_finite && previous->submitted && previous->number == s->number - 1)
+		update.after = &previous->norm;
 	MOE_TRY(moe_submit_begin(r->t->engine));
 	moe_recorder_mark(c.engine, MOE_TRACE_STEP_BEGIN, s->number, s->tokens, s->trained);
-	for (int m = 0; st == MOE_OK && m < s->n_micro; m++)
-		st = submit_micro(r, s, m, 1.0f / (float)s->trained);
+	st = submit_micros(r, s);
 	if (st == MOE_OK)
 		st = moe_graph_decoder_update(&c, r->t->decoder, r->t->tensors, &update);
 	moe_submit_end(r->t->engine);
 	moe_recorder_mark(c.engine, MOE_TRACE_STEP_SUBMITTED, s->number, s->tokens, s->trained);
-	s->pending = st == MOE_OK;
+	s->pending = s->submitted = st == MOE_OK;
 	return st;
 }
 
@@ -127,6 +142,36 @@ static void fill_losses(const struct moe_step *s, struct moe_train_event *e)
 	e->loss /= (double)s->trained;
 }
 
+/*
+ * The first bad array of a step that was not applied. The step after it may have run already, with
+ * the same parameters and without an update: this one's gradients are made again.
+ */
+static enum moe_status name_bad(struct moe_run *r, struct moe_step *s, char *buf, size_t size)
+{
+	enum moe_status st;
+
+	snprintf(buf, size, "the loss");
+	moe_engine_wait(r->t->engine);
+	MOE_TRY(moe_submit_begin(r->t->engine));
+	st = submit_micros(r, s);
+	moe_submit_end(r->t->engine);
+	MOE_TRY(st);
+	MOE_TRY(moe_ticket_wait(s->ticket));
+	moe_train_first_bad(r->t->decoder, buf, size);
+	return MOE_OK;
+}
+
+static enum moe_status diverged(struct moe_run *r, struct moe_step *s, double loss)
+{
+	char bad[160];
+
+	MOE_TRY(name_bad(r, s, bad, sizeof bad));
+	return moe_fail(MOE_ERR_DIVERGED,
+			"step %lld: loss %g, gradient norm %g; first bad tensor: %s. Nothing was "
+			"updated from it",
+			(long long)s->number, loss, s->norm.norm, bad);
+}
+
 /* Waits for a step and accounts for it. */
 enum moe_status moe_run_finish_step(struct moe_run *r, struct moe_step *s)
 {
@@ -138,7 +183,7 @@ enum moe_status moe_run_finish_step(struct moe_run *r, struct moe_step *s)
 				     .tokens = s->tokens,
 				     .trained_tokens = s->trained };
 	double now;
-	char bad[160];
+	bool good;
 
 	if (!s->pending)
 		return MOE_OK;
@@ -147,6 +192,7 @@ enum moe_status moe_run_finish_step(struct moe_run *r, struct moe_step *s)
 	moe_recorder_mark(r->t->engine, MOE_TRACE_STEP_END, s->number, s->tokens, s->trained);
 	now = moe_now();
 	fill_losses(s, &e);
+	good = isfinite(e.loss) && s->norm.finite;
 	fill_idle(r, now - r->clock, &e);
 	e.grad_norm = s->norm.norm;
 	e.grad_norm_experts = s->norm.norm_experts;
@@ -160,24 +206,22 @@ enum moe_status moe_run_finish_step(struct moe_run *r, struct moe_step *s)
 	r->clock = now;
 	if (s->number == 1)
 		r->progress.first_loss = e.loss;
-	r->last_loss = e.loss;
+	r->progress.last_loss = e.loss;
+	moe_expert_stats_add(&r->experts, s->load, s->n_micro);
+	e.moe_layers = r->experts.n_layers;
+	e.expert_load = r->experts.load;
+	e.unused_experts = r->experts.unused;
+	r->progress.skipped += !good;
+	e.skipped = r->progress.skipped;
 	if (s->number % MOE_MAX(1, r->p->logging_steps) == 0 || s->number == r->total_steps)
-		MOE_TRY(moe_train_log_add(&r->log, &e, false));
+		MOE_TRY(moe_run_log(r, &e, false));
 	moe_run_notify(r, &e);
-	if (isfinite(e.loss) && s->norm.finite)
-		return MOE_OK;
-	if (r->p->skip_non_finite) {
+	if (!good && !r->p->skip_non_finite)
+		return diverged(r, s, e.loss);
+	if (!good)
 		moe_run_warn(r, s->number,
 			     "non-finite loss or gradient: this step's update was skipped");
-		return MOE_OK;
-	}
-	moe_engine_wait(r->t->engine);
-	if (!moe_train_first_bad(r->t->decoder, bad, sizeof bad))
-		snprintf(bad, sizeof bad, "the loss");
-	return moe_fail(MOE_ERR_DIVERGED,
-			"step %lld: loss %g, gradient norm %g; first bad tensor: %s. Nothing was "
-			"updated from it",
-			(long long)s->number, e.loss, s->norm.norm, bad);
+	return MOE_OK;
 }
 
 enum moe_status moe_run_drain(struct moe_run *r, int64_t next)

@@ -26,7 +26,7 @@ struct training {
 	bool folder_made, data_made, eval_made;
 	char *data, *eval; /* token files */
 	char *schedule_args;
-	bool begun;	   /* a step was done: files stay */
+	bool begun; /* a step was done: files stay */
 	bool tracing;
 	struct tool_model model;
 	struct progress progress;
@@ -149,7 +149,8 @@ static void fill_warmup(const struct settings *s, struct moe_trainer_params *p)
 	p->warmup_ratio = settings_real(s, "warmup-ratio");
 	if (steps >= 1)
 		p->warmup_steps = (int64_t)steps;
-	else if (steps > 0 || (settings_has(s, "warmup-steps") && !settings_given(s, "warmup-ratio")))
+	else if (steps > 0 ||
+		 (settings_has(s, "warmup-steps") && !settings_given(s, "warmup-ratio")))
 		p->warmup_ratio = steps;
 }
 
@@ -187,6 +188,8 @@ static void fill_params(const struct training *t, struct moe_trainer_params *p)
 		.save_total_limit = (int)settings_int(s, "save-total-limit"),
 		.max_hours = settings_real(s, "max-hours"),
 		.skip_non_finite = !strcmp(settings_text(s, "on-nan"), "skip"),
+		.continue_on_save_error = !strcmp(settings_text(s, "on-save-error"), "continue"),
+		.load_best = settings_on(s, "load-best"),
 		.sequential = !strcmp(settings_text(s, "pipeline"), "sequential"),
 	};
 	fill_warmup(s, p);
@@ -200,6 +203,7 @@ static int check_params(struct training *t)
 	t->schedule_args = settings_joined(t->s, "lr-scheduler-kwargs");
 	fill_params(t, &p);
 	p.data = p.output_dir = ".";
+	p.eval_data = settings_has(t->s, "eval-data") ? "." : NULL;
 	return cli_status(moe_train_check(&p));
 }
 
@@ -275,6 +279,10 @@ static void print_json(const struct training *t, const struct moe_train_result *
 	add_loss(o, "first_loss", r->first_loss);
 	add_loss(o, "last_loss", r->last_loss);
 	add_loss(o, "eval_loss", r->eval_loss);
+	add_loss(o, "best_loss", r->best_loss);
+	if (r->best_step)
+		cJSON_AddNumberToObject(o, "best_step", (double)r->best_step);
+	cJSON_AddNumberToObject(o, "skipped_steps", (double)r->skipped);
 	if (r->eval_batch_tokens)
 		cJSON_AddNumberToObject(o, "eval_batch_tokens", r->eval_batch_tokens);
 	add_kernels(o);
@@ -283,6 +291,34 @@ static void print_json(const struct training *t, const struct moe_train_result *
 	puts(text ? text : "{}");
 	cJSON_free(text);
 	cJSON_Delete(o);
+}
+
+/* Which experts of which layer had most and none of the tokens. */
+static void print_experts(const struct training *t, FILE *to)
+{
+	int n = t->model.info.experts, busiest = -1, expert = 0, unused = 0, total = 0;
+	int64_t *counts = cli_alloc((size_t)(n > 0 ? n : 1) * sizeof *counts);
+	double load = 0;
+
+	for (int l = 0; l < t->model.info.layers; l++) {
+		double sum = 0;
+
+		if (moe_train_expert_tokens(t->model.model, l, counts, n) != MOE_OK)
+			continue;
+		for (int e = 0; e < n; e++)
+			sum += (double)counts[e], unused += !counts[e], total++;
+		for (int e = 0; e < n; e++)
+			if (sum > 0 && (double)counts[e] * n / sum > load) {
+				load = (double)counts[e] * n / sum;
+				busiest = l, expert = e;
+			}
+	}
+	free(counts);
+	if (busiest >= 0)
+		fprintf(to,
+			"experts: %d of %d had no token; busiest: layer %d expert %d, %.1f x the "
+			"mean\n",
+			unused, total, busiest, expert, load);
 }
 
 static void print_summary(const struct training *t, const struct moe_train_result *r)
@@ -295,8 +331,15 @@ static void print_summary(const struct training *t, const struct moe_train_resul
 		(long long)r->steps, r->seconds, (double)r->tokens / fmax(r->seconds, 1e-9),
 		r->first_loss, r->last_loss);
 	if (isfinite(r->eval_loss))
-		fprintf(to, ", evaluation %.4f", r->eval_loss);
-	fprintf(to, ", peak %.2f GiB\nadapter in %s\n", r->peak_rss_gib, t->output);
+		fprintf(to, ", evaluation %.4f (best %.4f, step %lld)", r->eval_loss, r->best_loss,
+			(long long)r->best_step);
+	fprintf(to, ", peak %.2f GiB\n", r->peak_rss_gib);
+	if (r->skipped)
+		fprintf(to, "%lld steps without an update: loss or gradient was not finite\n",
+			(long long)r->skipped);
+	print_experts(t, to);
+	fprintf(to, "adapter%s in %s\n",
+		settings_on(t->s, "load-best") ? " of the best evaluation" : "", t->output);
 }
 
 /* ---- trace ---- */
