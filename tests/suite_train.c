@@ -77,13 +77,14 @@ static const char *out_dir(const char *name)
 struct stop {
 	int64_t at;
 	double losses[64];
-	int64_t seen;
+	int64_t seen, warnings;
 };
 
 static int on_event(const struct moe_train_event *e, void *user)
 {
 	struct stop *s = user;
 
+	s->warnings += e->type == MOE_TRAIN_WARNING;
 	if (e->type == MOE_TRAIN_STEP) {
 		if (e->step <= 64)
 			s->losses[e->step - 1] = e->loss;
@@ -237,6 +238,32 @@ static void killed(void)
 	CU_ASSERT_TRUE(same_adapter(out_dir("whole"), out_dir("killed")));
 }
 
+/* Values and moments of checkpoint-1..steps, those that exist: at least one. */
+static void check_states_finite(const char *out, int steps)
+{
+	int found = 0;
+
+	for (int step = 1; step <= steps; step++) {
+		struct moe_safetensors *st;
+		char path[4200];
+
+		snprintf(path, sizeof path, "%s/checkpoint-%d/state.safetensors", out, step);
+		if (!moe_path_exists(path))
+			continue;
+		found++;
+		CU_ASSERT_EQUAL_FATAL(moe_safetensors_open(path, &st), MOE_OK);
+		for (size_t i = 0; i < moe_safetensors_count(st); i++) {
+			const struct moe_st_tensor *t = moe_safetensors_at(st, i);
+			const float *v = t->data;
+
+			for (size_t j = 0; t->dtype == MOE_F32 && j < t->bytes / sizeof *v; j++)
+				CU_ASSERT_TRUE_FATAL(isfinite(v[j]));
+		}
+		moe_safetensors_close(st);
+	}
+	CU_ASSERT_TRUE(found > 0);
+}
+
 static void refusals(void)
 {
 	const char *data = token_file("refuse.safetensors");
@@ -271,7 +298,8 @@ static void refusals(void)
 	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, NULL), MOE_ERR_IO);
 }
 
-/* An absurd learning rate: the run stops, names the step, and what was saved before is finite. */
+/* An absurd learning rate: the run stops, names the step and an array, and what was saved before is
+ * finite. */
 static void diverges(void)
 {
 	const char *data = token_file("diverge.safetensors");
@@ -285,6 +313,46 @@ static void diverges(void)
 	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, NULL), MOE_ERR_DIVERGED);
 	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "step"));
 	CU_ASSERT_FALSE(moe_path_exists(out_dir("diverge/adapter_model.safetensors")));
+	/* the first update overflows, with a finite loss and gradient: no state of it */
+	p.save_steps = 1;
+	p.output_dir = out_dir("diverge-update");
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, NULL), MOE_ERR_DIVERGED);
+	CU_ASSERT_PTR_NOT_NULL(
+		strstr(moe_last_error(), "not finite after the update: value of layers."));
+	CU_ASSERT_FALSE(moe_path_exists(out_dir("diverge-update/checkpoint-1")));
+	/* the second step's gradient does */
+	p.learning_rate = 1e30;
+	p.output_dir = out_dir("diverge-states");
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, NULL), MOE_ERR_DIVERGED);
+	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "gradient of layers."));
+	check_states_finite(p.output_dir, 30);
+}
+
+/* The same with skipping: counted, and the same bits in one and two steps in flight and after
+ * resuming. */
+static void skips(void)
+{
+	const char *data = token_file("skip.safetensors");
+	struct moe_trainer_params p = params(data, out_dir("skip"));
+	struct moe_train_result r = { .struct_size = sizeof r }, again = r;
+	struct stop s = { 0 }, half = { .at = 4 };
+
+	p.max_steps = 8;
+	p.learning_rate = 1e18; /* finite values, and gradients that are not */
+	p.max_grad_norm = 0;
+	p.warmup_ratio = 0;
+	p.skip_non_finite = 1;
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, &r), MOE_OK);
+	CU_ASSERT_EQUAL(r.steps, 8);
+	CU_ASSERT_TRUE(r.skipped > 0 && r.skipped < 8);
+	CU_ASSERT_EQUAL(s.warnings, r.skipped);
+	p.output_dir = out_dir("skip-half");
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &half, NULL), MOE_ERR_INTERRUPTED);
+	p.resume = "";
+	p.sequential = 1;
+	CU_ASSERT_EQUAL(train(&p, 1, NULL, &s, &again), MOE_OK);
+	CU_ASSERT_EQUAL(again.skipped, r.skipped);
+	CU_ASSERT_TRUE(same_adapter(out_dir("skip"), out_dir("skip-half")));
 }
 
 /* Allocations that fail anywhere in a run: a clean error, and the model trains afterwards. */
@@ -411,5 +479,6 @@ const struct moe_test moe_suite_tests[] = {
 	{ "evaluation split", eval_split },
 	{ "refusals", refusals },
 	{ "diverging", diverges },
+	{ "steps left out", skips },
 	{ NULL, NULL },
 };

@@ -12,12 +12,30 @@ static const char *const lora_names[MOE_LORA_ARRAYS] = {
 };
 static const char *const linear_names[MOE_ATTN_LINEARS] = { "q_proj", "k_proj", "v_proj",
 							    "o_proj" };
+static const char *const ffn_names[MOE_FFN_MATRICES] = { "mlp.gate_proj", "mlp.up_proj",
+							 "mlp.down_proj", "mlp.shared_gate" };
 static const struct {
 	enum moe_param_field field;
 	const char *name;
 } saved[] = { { MOE_VALUE, "value" }, { MOE_MOMENT1, "exp_avg" }, { MOE_MOMENT2, "exp_avg_sq" } };
 
 #define EXPERT_ROWS "expert_rows"
+
+/* Where out is: A and B of one matrix; returns how many. */
+static size_t pair(const struct moe_param *a, const struct moe_param *b, int layer,
+		   const char *name, struct moe_train_array *out)
+{
+	const struct moe_param *const both[] = { a, b };
+
+	for (int i = 0; out && i < 2; i++) {
+		out[i] = (struct moe_train_array){ .param = (struct moe_param *)both[i],
+						   .pieces = 1,
+						   .piece = both[i]->piece };
+		snprintf(out[i].name, sizeof out[i].name, "layers.%d.%s.lora_%c", layer, name,
+			 "ab"[i]);
+	}
+	return 2;
+}
 
 static size_t layer_arrays(const struct moe_decoder_layer *layer, int l,
 			   struct moe_train_array *out)
@@ -39,33 +57,20 @@ static size_t layer_arrays(const struct moe_decoder_layer *layer, int l,
 		}
 		n++;
 	}
-	for (int i = 0; e && e->router_lora && i < 2; i++) {
-		const struct moe_param *p = i ? &e->router_lora->b : &e->router_lora->a;
+	if (e && e->router_lora)
+		n += pair(&e->router_lora->a, &e->router_lora->b, l, "router",
+			  out ? out + n : NULL);
+	for (int i = 0; i < MOE_ATTN_LINEARS; i++) {
+		const struct moe_linear *linear = &layer->linear[i];
 
-		if (out) {
-			out[n] = (struct moe_train_array){ .param = (struct moe_param *)p,
-							   .pieces = 1,
-							   .piece = p->piece };
-			snprintf(out[n].name, sizeof out[n].name, "layers.%d.router.lora_%c", l,
-				 i ? 'b' : 'a');
-		}
-		n++;
+		if (linear->r && linear->lora_a.grad)
+			n += pair(&linear->lora_a, &linear->lora_b, l, linear_names[i],
+				  out ? out + n : NULL);
 	}
-	for (int i = 0; i < 2 * MOE_ATTN_LINEARS; i++) {
-		const struct moe_linear *linear = &layer->linear[i / 2];
-		const struct moe_param *p = i % 2 ? &linear->lora_b : &linear->lora_a;
-
-		if (!linear->r || !p->grad)
-			continue;
-		if (out) {
-			out[n] = (struct moe_train_array){ .param = (struct moe_param *)p,
-							   .pieces = 1,
-							   .piece = p->piece };
-			snprintf(out[n].name, sizeof out[n].name, "layers.%d.%s.lora_%c", l,
-				 linear_names[i / 2], i % 2 ? 'b' : 'a');
-		}
-		n++;
-	}
+	for (int i = 0; layer->ffn && i < MOE_FFN_MATRICES; i++)
+		if (moe_ffn_trains(layer->ffn, i))
+			n += pair(&layer->ffn->lora[i].a, &layer->ffn->lora[i].b, l, ffn_names[i],
+				  out ? out + n : NULL);
 	return n;
 }
 
@@ -299,29 +304,54 @@ enum moe_status moe_train_state_load(const struct moe_decoder *d, const char *di
 	return st == MOE_OK ? st : moe_fail_in(st, "%s", dir);
 }
 
-bool moe_train_first_bad(const struct moe_decoder *d, char *buf, size_t size)
+/* The first piece of field f of an array that is not finite; -1: none. */
+static int bad_piece(const struct moe_train_array *a, enum moe_param_field f, float *buf)
 {
-	static const enum moe_param_field fields[] = { MOE_VALUE, MOE_GRAD };
+	for (int e = 0; e < a->pieces; e++) {
+		moe_train_array_get(a, f, e, buf);
+		for (int64_t i = 0; i < a->piece; i++)
+			if (!isfinite(buf[i]))
+				return e;
+	}
+	return -1;
+}
+
+static bool find_bad(const struct moe_decoder *d, const enum moe_param_field *fields,
+		     const char *const *names, int n_fields, char *buf, size_t size)
+{
 	struct moe_train_array *a;
-	bool bad = false;
+	int piece = -1;
 	size_t n;
 
 	if (moe_train_arrays(d, &a, &n) != MOE_OK)
 		return false;
-	for (size_t i = 0; i < 2 * n && !bad; i++) {
-		const struct moe_train_array *array = &a[i / 2];
-		float *piece = moe_alloc((size_t)array->piece, sizeof *piece);
+	for (size_t i = 0; i < n && piece < 0; i++) {
+		float *values = moe_alloc((size_t)a[i].piece, sizeof *values);
 
-		for (int e = 0; piece && !bad && e < array->pieces; e++) {
-			moe_train_array_get(array, fields[i % 2], e, piece);
-			for (int64_t j = 0; j < array->piece && !bad; j++)
-				bad = !isfinite(piece[j]);
-			if (bad)
-				snprintf(buf, size, "%s of %s, piece %d",
-					 i % 2 ? "gradient" : "value", array->name, e);
+		for (int f = 0; values && f < n_fields && piece < 0; f++) {
+			piece = bad_piece(&a[i], fields[f], values);
+			if (piece >= 0)
+				snprintf(buf, size, "%s of %s, piece %d", names[f], a[i].name,
+					 piece);
 		}
-		moe_free(piece);
+		moe_free(values);
 	}
 	moe_free(a);
-	return bad;
+	return piece >= 0;
+}
+
+bool moe_train_first_bad(const struct moe_decoder *d, char *buf, size_t size)
+{
+	static const enum moe_param_field fields[] = { MOE_VALUE, MOE_GRAD };
+	static const char *const names[] = { "value", "gradient" };
+
+	return find_bad(d, fields, names, 2, buf, size);
+}
+
+bool moe_train_bad_value(const struct moe_decoder *d, char *buf, size_t size)
+{
+	static const enum moe_param_field fields[] = { MOE_VALUE, MOE_MOMENT1, MOE_MOMENT2 };
+	static const char *const names[] = { "value", "first moment", "second moment" };
+
+	return find_bad(d, fields, names, 3, buf, size);
 }

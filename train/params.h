@@ -48,5 +48,7 @@ enum moe_status moe_train_state_load(const struct moe_decoder *d, const char *di
 				     struct moe_train_progress *p);
 /* Name of the first array with a non-finite gradient (or value) into buf; false: none. */
 bool moe_train_first_bad(const struct moe_decoder *d, char *buf, size_t size);
+/* The same for what a checkpoint holds: values and moments. */
+bool moe_train_bad_value(const struct moe_decoder *d, char *buf, size_t size);
 
 #endif

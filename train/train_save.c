@@ -84,12 +84,25 @@ static enum moe_status write_log_state(struct moe_run *r, const char *dir, int64
 	return st;
 }
 
+/* An update may overflow although loss and gradient were finite: such values get no final name. */
+static enum moe_status check_finite(struct moe_run *r)
+{
+	char bad[160];
+
+	if (!moe_train_bad_value(r->t->decoder, bad, sizeof bad))
+		return MOE_OK;
+	return moe_fail(MOE_ERR_DIVERGED,
+			"step %lld: not finite after the update: %s. Nothing was saved of it",
+			(long long)r->progress.step, bad);
+}
+
 static enum moe_status write_checkpoint(struct moe_run *r, char **final)
 {
 	int keep = r->p->save_total_limit ? r->p->save_total_limit : DEFAULT_SAVE_LIMIT;
 	struct moe_state_dir dir = { 0 };
 	enum moe_status st;
 
+	MOE_TRY(check_finite(r));
 	MOE_TRY(moe_state_begin(r->p->output_dir, r->progress.step, &dir));
 	MOE_TRY_GOTO(moe_train_state_save(r->t->decoder, dir.path, &r->progress), st, fail);
 	MOE_TRY_GOTO(r->t->save_adapter(r->t->user, dir.path), st, fail);
@@ -215,6 +228,7 @@ static enum moe_status write_card(const struct moe_run *r)
 enum moe_status moe_run_finish(struct moe_run *r)
 {
 	MOE_TRY(take_best(r));
+	MOE_TRY(check_finite(r));
 	MOE_TRY(r->t->save_adapter(r->t->user, r->p->output_dir));
 	MOE_TRY(write_log_state(r, r->p->output_dir, 0));
 	MOE_TRY(moe_train_log_plot(&r->log));

@@ -169,7 +169,8 @@ static enum moe_status diverged(struct moe_run *r, struct moe_step *s, double lo
 	return moe_fail(MOE_ERR_DIVERGED,
 			"step %lld: loss %g, gradient norm %g; first bad tensor: %s. Nothing was "
 			"updated from it",
-			(long long)s->number, loss, s->norm.norm, bad);
+			(long long)s->number, isnan(loss) ? NAN : loss,
+			isnan(s->norm.norm) ? NAN : s->norm.norm, bad); /* no "-nan" */
 }
 
 /* Waits for a step and accounts for it. */
