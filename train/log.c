@@ -65,7 +65,7 @@ static cJSON *to_json(const struct moe_train_event *e, bool eval)
 		return o;
 	}
 	add_number(o, "loss", e->loss);
-	add_number(o, "learning_rate", e->learning_rate);
+	add_number(o, "lr", e->learning_rate);
 	add_number(o, "grad_norm", e->grad_norm);
 	add_number(o, "grad_norm_experts", e->grad_norm_experts);
 	if (e->aux_loss != 0)
@@ -111,7 +111,7 @@ static enum moe_status reload(struct moe_train_log *log, char *text, int64_t kee
 		e.step = (int64_t)number(o, "step");
 		e.epoch = number(o, "epoch");
 		e.loss = number(o, "loss");
-		e.learning_rate = number(o, "learning_rate");
+		e.learning_rate = number(o, "lr");
 		e.grad_norm = number(o, "grad_norm");
 		e.eval_loss = number(o, "eval_loss");
 		eval = moe_json_get(o, "eval_loss") != NULL;

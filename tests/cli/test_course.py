@@ -40,7 +40,7 @@ class Course(Case):
         ):  # fmt: skip
             self.train("--max-steps", 6, "--overwrite", *flags)
             for line, factor in zip(self.log()[0], want):
-                self.assertAlmostEqual(line["learning_rate"], 1e-3 * factor, delta=1e-12, msg=flags)
+                self.assertAlmostEqual(line["lr"], 1e-3 * factor, delta=1e-12, msg=flags)
 
     def test_yaml_of_llamafactory(self):
         config = self.write("lf.yaml", "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr_rate: 0.5}\n"
@@ -48,8 +48,8 @@ class Course(Case):
                             "greater_is_better: false\nval_size: 0.25\nmoe_aux_loss_coef: 0.01\n")  # fmt: skip
         self.train("--config", config, "--max-steps", 4)
         steps, evaluations = self.log()
-        self.assertEqual([line["learning_rate"] for line in steps[:2]], [0, 1e-3])
-        self.assertGreater(steps[3]["learning_rate"], 0.5e-3)
+        self.assertEqual([line["lr"] for line in steps[:2]], [0, 1e-3])
+        self.assertGreater(steps[3]["lr"], 0.5e-3)
         self.assertTrue(evaluations)
         self.assertIn("aux_loss", steps[0])
         wrong = self.write("wrong.yaml", "metric_for_best_model: accuracy\n")
