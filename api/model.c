@@ -45,17 +45,17 @@ static enum moe_status take_params(struct moe_model *m, const struct moe_model_p
 		return moe_fail(MOE_ERR_ARG, "model params: keep_text needs inference_only and one slot");
 	MOE_TRY(moe_adapter_form_find(p->adapter_format, &form));
 	m->params = *p;
-	MOE_TRY(moe_model_check_method(m));
-	if (p->adapter && p->method == MOE_METHOD_FULL)
-		return moe_fail(MOE_ERR_ARG,
-				"method full has no adapter, but %s is one: merge it into a checkpoint first",
-				p->adapter);
 	m->params.adapter_format = form->name;
 	m->params.dir = moe_strdup(p->dir);
 	m->params.adapter = NULL;
 	m->params.lora_targets = NULL;
 	if (!m->params.dir)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for a model");
+	MOE_TRY(moe_model_check_method(m));
+	if (p->adapter && p->method == MOE_METHOD_FULL)
+		return moe_fail(MOE_ERR_ARG,
+				"method full has no adapter, but %s is one: merge it into a checkpoint first",
+				p->adapter);
 	if (!p->max_tokens)
 		m->params.max_tokens = 512;
 	if (!p->slots)

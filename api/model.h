@@ -57,6 +57,7 @@ struct moe_model {
 	char backward_text[32];
 	struct moe_ticket *ticket; /* of evaluation and logits */
 	atomic_flag busy;
+	const char *output_dir; /* of the training that is running: not owned */
 	int64_t slice_elements; /* of arrays that are trained whole */
 	int64_t text; /* tokens whose keys and values slot 0 has */
 	int64_t non_finite;

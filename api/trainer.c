@@ -20,9 +20,15 @@ static enum moe_status reserve(struct moe_trainee *t, int T, int slots)
 	return MOE_OK;
 }
 
+/* Checkpoints hold the training state, which has weights that are trained themselves; the output folder gets
+ * them as a model. */
 static enum moe_status save_adapter(void *user, const char *dir)
 {
-	return moe_model_write_adapter(user, dir);
+	struct moe_model *m = user;
+
+	if (m->params.method != MOE_METHOD_LORA && dir == m->output_dir)
+		MOE_TRY(moe_model_write_checkpoint(m, dir));
+	return m->params.method == MOE_METHOD_FULL ? MOE_OK : moe_model_write_adapter(m, dir);
 }
 
 static struct moe_trainee trainee_of(struct moe_model *m)
@@ -73,6 +79,7 @@ enum moe_status moe_train(struct moe_model *m, const struct moe_trainer_params *
 		return moe_fail(MOE_ERR_ARG, "train result: struct_size is not set");
 	MOE_TRY(moe_model_enter(m));
 	t = trainee_of(m);
+	m->output_dir = params ? params->output_dir : NULL;
 	if (m->params.inference_only || m->tensors.lowest >= m->decoder.n_layers)
 		st = moe_fail(MOE_ERR_ARG,
 			      "nothing is trained in this model: it was opened without LoRA or "

@@ -6,7 +6,7 @@
 void moe_merge_job_set(struct moe_merge_job *job, const struct moe_adapter *adapter,
 		       const struct moe_adapter_entry *entry, enum moe_role role, int expert)
 {
-	*job = (struct moe_merge_job){ adapter, entry, role, expert };
+	*job = (struct moe_merge_job){ .adapter = adapter, .entry = entry, .role = role, .expert = expert };
 }
 
 /* The LoRA of one matrix of a tensor. */

@@ -79,7 +79,7 @@ static size_t layer_arrays(const struct moe_decoder_layer *layer, int l,
 		if (moe_ffn_trains(layer->ffn, i))
 			n += pair(&layer->ffn->lora[i].a, &layer->ffn->lora[i].b, l, ffn_names[i],
 				  out ? out + n : NULL);
-	return n;
+	return n + moe_train_whole_layer(layer, l, out ? out + n : NULL);
 }
 
 enum moe_status moe_train_arrays(const struct moe_decoder *d, struct moe_train_array **out,
@@ -88,12 +88,14 @@ enum moe_status moe_train_arrays(const struct moe_decoder *d, struct moe_train_a
 	*n = 0;
 	for (int l = 0; l < d->n_layers; l++)
 		*n += layer_arrays(&d->layers[l], l, NULL);
+	*n += moe_train_whole_ends(d, NULL);
 	*out = moe_alloc(*n, sizeof **out);
 	if (!*out)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for the list of parameters");
 	*n = 0;
 	for (int l = 0; l < d->n_layers; l++)
 		*n += layer_arrays(&d->layers[l], l, *out + *n);
+	*n += moe_train_whole_ends(d, *out + *n);
 	return MOE_OK;
 }
 
@@ -105,7 +107,9 @@ static float *param_field(const struct moe_param *p, enum moe_param_field f)
 void moe_train_array_get(const struct moe_train_array *a, enum moe_param_field f, int piece,
 			 float *dst)
 {
-	if (a->experts)
+	if (a->whole || a->base)
+		moe_train_whole_get(a, f, piece, dst);
+	else if (a->experts)
 		moe_experts_get(a->experts, a->array, f, piece, dst);
 	else
 		memcpy(dst, param_field(a->param, f), (size_t)a->piece * sizeof *dst);
@@ -114,7 +118,9 @@ void moe_train_array_get(const struct moe_train_array *a, enum moe_param_field f
 void moe_train_array_set(const struct moe_train_array *a, enum moe_param_field f, int piece,
 			 const float *src)
 {
-	if (a->experts)
+	if (a->whole || a->base)
+		moe_train_whole_set(a, f, piece, src);
+	else if (a->experts)
 		moe_experts_set(a->experts, a->array, f, piece, src);
 	else
 		memcpy(param_field(a->param, f), src, (size_t)a->piece * sizeof *src);
@@ -275,6 +281,12 @@ static enum moe_status load_array(const struct moe_state *s, const struct moe_tr
 
 	for (size_t f = 0; st == MOE_OK && f < MOE_COUNT(saved); f++) {
 		snprintf(name, sizeof name, "%s.%s", a->name, saved[f].name);
+		if (!moe_safetensors_find(moe_state_arrays(s), name)) {
+			st = moe_fail(MOE_ERR_ARG,
+				      "the checkpoint has no %s: it was made with another method, masters or targets",
+				      name);
+			break;
+		}
 		st = moe_safetensors_read_f32(moe_state_arrays(s), name, 2, shape, buf);
 		for (int e = 0; st == MOE_OK && e < a->pieces; e++)
 			moe_train_array_set(a, saved[f].field, e, buf + e * a->piece);

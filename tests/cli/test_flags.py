@@ -59,7 +59,7 @@ class Flags(Case):
 
     def test_not_built_yet_is_refused(self):
         for flags in (
-            ["--method", "full"],
+            ["--method", "freeze"],
             ["--lora-dropout", "0.1"],
             ["--recompute", "always"],
         ):

@@ -47,8 +47,8 @@ static const struct rule rules[] = {
 	{ "kt_expert_weight_format", "bf16", IGNORE, NULL, NULL },
 	{ "kt_expert_weight_format", NULL, MAP, "weights", NULL },
 	{ "kt_full_weight_grad", "false", IGNORE, NULL, NULL },
-	{ "kt_full_weight_grad", NULL, REFUSE, "full fine-tuning is not in this version yet",
-	  NULL },
+	{ "kt_full_weight_grad", "true", REFUSE,
+	  "kt_train_mode (or --method) says it: full, or hybrid beside an adapter", NULL },
 };
 
 /* Have no meaning here, whatever their value. */

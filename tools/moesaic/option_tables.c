@@ -52,8 +52,11 @@ const struct option options_data[] = {
 };
 
 const struct option train_method[] = {
-	{ "method", OPTION_CHOICE, 0, "lora|full|hybrid|freeze", "lora", "what is trained", 0, 0,
-	  "finetuning-type", "lora" },
+	{ "method", OPTION_CHOICE, 0, "lora|full|hybrid|freeze", "lora",
+	  "lora: an adapter; full: all weights; hybrid: an adapter and the experts' weights", 0, 0,
+	  "finetuning-type", "lora|full|hybrid" },
+	{ "masters", OPTION_CHOICE, 0, "f32|bf16", "f32",
+	  "exact values of trained weights; bf16: the weights, rounded stochastically", 0, 0, "", NULL },
 	{ "lora-rank", OPTION_INT, OPTION_COMMON, "N", "16", "rank of the adapter", 1, 65536,
 	  "kt-lora-rank", NULL },
 	{ "expert-lora-rank", OPTION_INT, 0, "N", NULL, "rank on experts (lora-rank)", 1, 65536, "",

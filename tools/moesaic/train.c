@@ -338,7 +338,10 @@ static void print_summary(const struct training *t, const struct moe_train_resul
 		fprintf(to, "%lld steps without an update: loss or gradient was not finite\n",
 			(long long)r->skipped);
 	print_experts(t, to);
-	fprintf(to, "adapter%s in %s\n",
+	fprintf(to, "%s%s in %s\n",
+		t->model.info.method == MOE_METHOD_FULL	    ? "model"
+		: t->model.info.method == MOE_METHOD_HYBRID ? "model and adapter"
+							    : "adapter",
 		settings_on(t->s, "load-best") ? " of the best evaluation" : "", t->output);
 }
 
