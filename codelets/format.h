@@ -121,7 +121,10 @@ struct moe_format {
 	 */
 	float (*quantise)(int64_t n, int64_t k, const float *x, int64_t ld, uint8_t *codes,
 			  int64_t ld_codes);
-	/* The same for formats with zeros: a group of one row, its scale and its zero. */
+	/* The same at a given scale, above 0. */
+	void (*encode)(int64_t n, int64_t k, const float *x, int64_t ld, float scale, uint8_t *codes,
+		       int64_t ld_codes);
+	/* quantise for formats with zeros: a group of one row, its scale and its zero. */
 	float (*quantise_zero)(int64_t k, const float *x, uint8_t *codes, int8_t *zero);
 	struct moe_format_layout layout[MOE_FORMAT_LAYOUTS]; /* ends with codes NULL */
 };

@@ -908,7 +908,8 @@ struct moe_merge_params {
 	size_t struct_size;
 	const char *model, *adapter; /* folders; the adapter in any form */
 	const char *output_dir;	     /* must not exist, or be empty; complete or absent */
-	const char *weights;	     /* "keep" (NULL): names, shards and dtypes of the base */
+	const char *weights;	     /* "keep" (NULL): names, shards, dtypes and formats of the base; or a
+					format of moe_convert_model_params for the experts */
 	int64_t max_shard_bytes;     /* larger shards are split; 0: none */
 	moe_work_fn progress;
 	void *user;
@@ -917,6 +918,8 @@ struct moe_merge_result {
 	size_t struct_size;
 	int64_t tensors, merged, shards, bytes;
 	double seconds;
+	/* Where weights were quantised: ||stored - (W + scaling B A)|| / ||W + scaling B A||; else 0. */
+	double error, worst_error;
 };
 /* MOE_ERR_FORMAT: the adapter was made for another model; MOE_ERR_NOFIT: too little disk. */
 MOE_API enum moe_status moe_merge(const struct moe_merge_params *params,

@@ -124,3 +124,21 @@ bool moe_merge_block_next(struct moe_merge_block *b)
 	}
 	return true;
 }
+
+void moe_merge_add(const struct moe_merge_job *job, int64_t expert, int64_t row0, int64_t n,
+		   int64_t k, float *x, float *delta)
+{
+	int64_t half = job->entry->intermediate;
+
+	for (int64_t i = 0; i < n; i++) {
+		int64_t row = row0 + i, piece = expert;
+		struct lora l;
+
+		if (job->role == MOE_ROLE_EXPERTS_GATE_UP) {
+			piece = 2 * expert + (row >= half);
+			row -= row >= half ? half : 0;
+		}
+		l = lora_of(job, piece);
+		add_row(x + i * k, delta, &l, l.b + row * l.rank, k);
+	}
+}

@@ -85,8 +85,9 @@ static enum moe_status find_tensors(struct moe_merge_shards *m)
 	for (size_t i = 0; m->adapter && i < m->adapter->n_entries; i++) {
 		const struct moe_adapter_entry *e = &m->adapter->entries[i];
 
-		MOE_TRY(e->target == MOE_ADAPTER_EXPERTS ? add_experts(m, e)
-							 : add_job(m, moe_adapter_target_role(e->target), e, -1));
+		MOE_TRY(e->target == MOE_ADAPTER_EXPERTS
+				? add_experts(m, e)
+				: add_job(m, moe_adapter_target_role(e->target), e, -1));
 	}
 	return MOE_OK;
 }

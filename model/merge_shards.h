@@ -12,6 +12,7 @@ struct moe_merge_job;
 struct moe_merge_part;
 
 struct moe_merge_shards {
+	const char *model;     /* the base's folder */
 	struct moe_arch *arch; /* all three owned */
 	struct moe_adapter *adapter; /* NULL: tensors are rewritten */
 	struct moe_safetensors *base;
