@@ -6,6 +6,8 @@
  */
 #include "tests/model_reference.h"
 
+#include "codelets/rounding.h"
+
 const char moe_suite_name[] = "full";
 
 #define COMMON                                                                                     \
@@ -477,9 +479,167 @@ static void test_bits(void)
 	each_table(check_bits);
 }
 
+/* ---- the shared expert of a block ---- */
+
+#define H 24
+#define S 28
+#define T 40
+
+static struct moe_array matrix(float *data, int64_t rows, int64_t cols)
+{
+	return (struct moe_array){
+		.data = data, .dtype = MOE_F32, .ndim = 2, .shape = { rows, cols }
+	};
+}
+
+static struct moe_block *open_block(struct moe_engine *e)
+{
+	struct moe_block_params p = { .struct_size = sizeof p,
+				      .hidden = H,
+				      .intermediate = 20,
+				      .experts = 4,
+				      .experts_per_token = 2,
+				      .router = "softmax_topk",
+				      .shared_intermediate = S,
+				      .shared_sigmoid = 1,
+				      .train_base = 1,
+				      .expected_tokens = T };
+	struct moe_block *b = NULL;
+
+	OK(moe_block_create(e, &p, &b));
+	return b;
+}
+
+static const int64_t block_shape[][3] = {
+	[MOE_BLOCK_GATE_PROJ] = { 4, 20, H }, [MOE_BLOCK_UP_PROJ] = { 4, 20, H },
+	[MOE_BLOCK_DOWN_PROJ] = { 4, H, 20 }, [MOE_BLOCK_ROUTER] = { 4, H },
+	[MOE_BLOCK_SHARED_GATE] = { S, H },   [MOE_BLOCK_SHARED_UP] = { S, H },
+	[MOE_BLOCK_SHARED_DOWN] = { H, S },   [MOE_BLOCK_SHARED_ROUTER] = { 1, H }
+};
+
+static struct moe_array block_array(int which, float *data)
+{
+	struct moe_array a = matrix(data, block_shape[which][0], block_shape[which][1]);
+
+	a.ndim = block_shape[which][2] ? 3 : 2;
+	a.shape[2] = block_shape[which][2];
+	return a;
+}
+
+static int64_t block_count(int which)
+{
+	struct moe_array a = block_array(which, NULL);
+
+	return moe_shape_count(a.ndim, a.shape);
+}
+
+/* One AdamW step in double, from zero moments. */
+static double adamw_once(double p, double g, double lr, double decay)
+{
+	return p * (1 - lr * decay) - lr * g / (fabs(g) + 1e-8);
+}
+
+static void check_shared(void)
+{
+	struct moe_engine *e = open_engine(2, 2, NULL);
+	struct moe_block *a = open_block(e), *b = open_block(e);
+	struct moe_adamw_params adamw = { .struct_size = sizeof adamw,
+					  .learning_rate = 1e-2,
+					  .beta1 = 0.9,
+					  .beta2 = 0.999,
+					  .eps = 1e-8,
+					  .weight_decay = 0.1 };
+	float x[T * H], dy[T * H], y[T * H], y2[T * H], before[8][4 * 20 * H], grad[4 * 20 * H],
+		after[4 * 20 * H];
+	struct moe_array in = matrix(x, T, H), gradient = matrix(dy, T, H), out = matrix(y, T, H);
+	struct moe_array out2 = matrix(y2, T, H);
+	double worst = 0;
+	uint64_t seed = 5;
+
+	for (int i = 0; i < T * H; i++) {
+		x[i] = ref_uniform(&seed);
+		dy[i] = ref_uniform(&seed);
+	}
+	for (int w = 0; w <= MOE_BLOCK_SHARED_ROUTER; w++) {
+		struct moe_array v = block_array(w, before[w]);
+
+		for (int64_t i = 0; i < block_count(w); i++)
+			before[w][i] = 0.3f * ref_uniform(&seed);
+		OK(moe_block_set(a, (enum moe_block_array)w, &v));
+	}
+	OK(moe_block_forward(a, &in, NULL, NULL, 1, &out));
+	OK(moe_block_backward(a, &gradient, &out2, NULL));
+	for (int w = 0; w <= MOE_BLOCK_SHARED_ROUTER; w++) {
+		struct moe_array g = block_array(w, grad);
+
+		OK(moe_block_get_gradient(a, (enum moe_block_array)w, &g));
+		for (int64_t i = 0; i < block_count(w); i++)
+			before[w][i] =
+				(float)adamw_once((double)before[w][i], (double)grad[i], 1e-2, 0.1);
+	}
+	OK(moe_block_update(a, &adamw));
+	for (int w = 0; w <= MOE_BLOCK_SHARED_ROUTER; w++) {
+		struct moe_array v = block_array(w, after);
+
+		OK(moe_block_get(a, (enum moe_block_array)w, &v));
+		for (int64_t i = 0; i < block_count(w); i++)
+			worst = fmax(worst, fabs((double)after[i] - (double)before[w][i]));
+		OK(moe_block_set(b, (enum moe_block_array)w,
+				 &v)); /* what is computed with is what is read */
+	}
+	OK(moe_block_forward(a, &in, NULL, NULL, 0, &out));
+	OK(moe_block_forward(b, &in, NULL, NULL, 0, &out2));
+	printf("  %s: updated weights off by at most %.1e\n", table()->name, worst);
+	CU_ASSERT(worst < 1e-6);
+	CU_ASSERT_EQUAL(memcmp(y, y2, sizeof y), 0);
+	moe_block_destroy(a);
+	moe_block_destroy(b);
+	OK(moe_engine_close(e));
+}
+
+static void test_shared(void)
+{
+	each_table(check_shared);
+}
+
+/* ---- rounding ---- */
+
+/* The mean is right, the neighbours are the only results, and exact values and Inf stay. */
+static void test_rounding(void)
+{
+	enum { N = 20000 };
+	float v[N], special[3] = { 1.5f, INFINITY, -3 };
+	uint16_t r[N], s[3];
+	double sum = 0;
+	int up = 0;
+
+	for (int i = 0; i < N; i++)
+		v[i] = 1 + 0x1p-7f * 0.25f; /* a quarter of the way between two bf16 values */
+	moe_round_bf16(moe_rounding_key(7, 3), 100, N, v, r);
+	for (int i = 0; i < N; i++) {
+		CU_ASSERT_FATAL(r[i] == 0x3f80 || r[i] == 0x3f81);
+		up += r[i] == 0x3f81;
+		sum += (double)moe_bf16_to_f32(r[i]);
+	}
+	CU_ASSERT(up > N / 4 - 400 && up < N / 4 + 400);
+	CU_ASSERT_DOUBLE_EQUAL(sum / N, (double)v[0], 2e-4);
+	moe_round_bf16(moe_rounding_key(7, 3), 100 + N / 2, N / 2, v,
+		       r + N / 2); /* by place alone */
+	for (int i = N / 2; i < N; i++) {
+		uint16_t one;
+
+		moe_round_bf16(moe_rounding_key(7, 3), 100 + i, 1, v, &one);
+		CU_ASSERT_FATAL(one == r[i]);
+	}
+	moe_round_bf16(1, 0, 3, special, s);
+	CU_ASSERT(s[0] == 0x3fc0 && s[1] == 0x7f80 && s[2] == 0xc040);
+}
+
 const struct moe_test moe_suite_tests[] = {
 	{ "gradients of every weight against differences", test_gradients },
 	{ "five steps beside PyTorch", test_fixtures },
 	{ "the same bits for every worker count and policy", test_bits },
+	{ "a block's shared expert", test_shared },
+	{ "stochastic rounding", test_rounding },
 	{ NULL, NULL },
 };
