@@ -8,6 +8,8 @@
 #include "codelets/ffn_lora_grad.h"
 #include "model/adapters/adapter_form.h"
 
+#include <math.h>
+
 enum moe_status moe_model_enter(struct moe_model *m)
 {
 	if (!m)
@@ -37,6 +39,8 @@ static enum moe_status take_params(struct moe_model *m, const struct moe_model_p
 				"model params: max_tokens %d, slots %d (at most %d), lora_rank %d, "
 				"expert_rank %d, lora_alpha %g", p->max_tokens, p->slots,
 				MOE_MODEL_SLOTS, p->lora_rank, p->expert_rank, p->lora_alpha);
+	if (!(p->aux_coef >= 0 && p->aux_coef < INFINITY && p->z_coef >= 0 && p->z_coef < INFINITY))
+		return moe_fail(MOE_ERR_ARG, "model params: aux_coef %g, z_coef %g", p->aux_coef, p->z_coef);
 	if (p->keep_text && (!p->inference_only || p->slots > 1))
 		return moe_fail(MOE_ERR_ARG, "model params: keep_text needs inference_only and one slot");
 	MOE_TRY(moe_adapter_form_find(p->adapter_format, &form));

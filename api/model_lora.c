@@ -127,7 +127,7 @@ static enum moe_status take_router_weights(struct moe_model *m, const struct moe
 enum moe_status moe_model_plan_lora(struct moe_model *m, const struct moe_adapter *adapter)
 {
 	memset(&m->lora, 0, sizeof m->lora);
-	m->lora.router_weights = m->params.train_router != 0;
+	m->lora.router_weights = m->params.train_router && m->params.method != MOE_METHOD_FULL;
 	if (!adapter) {
 		MOE_TRY(lora_from_params(m));
 		return finish(m);

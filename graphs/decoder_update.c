@@ -258,6 +258,7 @@ static enum moe_status submit_norm(const struct moe_context *c, const struct moe
 					     .n_experts = t->n_expert_squares,
 					     .n = t->n_squares,
 					     .max_norm = o->max_norm,
+					     .after = o->after,
 					     .out = o->norm };
 
 	for (int i = 0; i < d->n_layers; i++) {

@@ -35,8 +35,13 @@ void moe_train_array_set(const struct moe_train_array *a, enum moe_param_field f
 			 const float *src);
 
 struct moe_train_progress {
-	int64_t step, tokens, trained_tokens;
-	double seconds, first_loss;
+	int64_t step, tokens, trained_tokens, skipped;	  /* skipped: steps without an update */
+	double seconds, first_loss, last_loss, eval_loss; /* NaN: none */
+	/* the least evaluation loss so far and its step; 0: none */
+	double best_loss;
+	int64_t best_step;
+	int64_t *expert_rows; /* [n_layers][E] slots so far, of the caller; NULL: not loaded */
+	int64_t n_expert_rows;
 	/* what the order of the data depends on */
 	const char *data_hash; /* NULL: "" */
 	uint64_t seed;
@@ -51,5 +56,7 @@ enum moe_status moe_train_state_load(const struct moe_decoder *d, const char *di
 				     struct moe_train_progress *p);
 /* Name of the first array with a non-finite gradient (or value) into buf; false: none. */
 bool moe_train_first_bad(const struct moe_decoder *d, char *buf, size_t size);
+/* The same for what a checkpoint holds: values and moments. */
+bool moe_train_bad_value(const struct moe_decoder *d, char *buf, size_t size);
 
 #endif

@@ -26,6 +26,8 @@ struct moe_trainee {
 	enum moe_status (*save_adapter)(void *user, const char *dir);
 };
 
+/* What is wrong with the parameters themselves. */
+enum moe_status moe_train_check_params(const struct moe_trainer_params *p);
 enum moe_status moe_train_run(struct moe_trainee *t, const struct moe_trainer_params *p,
 			      moe_train_fn fn, void *user, struct moe_train_result *result);
 

@@ -152,6 +152,7 @@ char *tool_model_params(const struct settings *s, struct moe_model_params *p)
 		.train_router = settings_on(s, "train-router"),
 		.seed = (uint64_t)settings_int(s, "seed"),
 		.aux_coef = settings_real(s, "aux-loss"),
+		.z_coef = settings_real(s, "z-loss"),
 		.max_tokens = by_rows ? 0 : (int)settings_int(s, "batch-tokens"),
 		.backward_weights = settings_text(s, "backward-weights"),
 		.weights = settings_text(s, "weights"),
@@ -300,9 +301,10 @@ void tool_model_describe(const struct tool_model *m, const struct settings *s, F
 		describe_adapter(i, to);
 	if (i->whole_params)
 		describe_whole(i, to);
-	fprintf(to, "auxiliary loss coefficient %g (%s)\n",
+	fprintf(to, "auxiliary loss coefficient %g (%s), z-loss %g (%s)\n",
 		settings_real(s, "aux-loss"),
-		settings_given(s, "aux-loss") ? "--aux-loss" : "default");
+		settings_given(s, "aux-loss") ? "--aux-loss" : "default",
+		settings_real(s, "z-loss"), settings_given(s, "z-loss") ? "--z-loss" : "default");
 	fprintf(to, "trainable params: %s || all params: %s || trainable%%: %.4f\n",
 		grouped(i->trainable_params), grouped(all),
 		100 * (double)i->trainable_params / (double)all);
