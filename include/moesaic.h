@@ -745,9 +745,9 @@ MOE_API enum moe_status moe_model_loss(struct moe_model *model, const int32_t *i
 /* ---------------------------------------------------------------- trainer */
 
 /*
- * Fine-tunes a model's adapter on token files (made by python -m moesaic.data) and keeps the output
+ * Fine-tunes what a model's method says on token files (made by python -m moesaic.data) and keeps the output
  * directory: trainer_log.jsonl, trainer_state.json, training_loss.svg, checkpoint-N/, and at the
- * end the adapter. A step is submitted whole; the next one is submitted while it runs.
+ * end the adapter, or the model (moe_model_save). A step is submitted whole; the next one is submitted while it runs.
  */
 struct moe_trainer_params {
 	size_t struct_size;
