@@ -981,6 +981,14 @@ MOE_API enum moe_status moe_file_sha256(const char *path, char out[MOE_SHA256_TE
  * file) as JSON text with the key "kind"; moe_text_free it. MOE_ERR_FORMAT: none of these.
  */
 MOE_API enum moe_status moe_inspect(const char *path, char **json);
+/* The same; of quantised weights also their values. */
+struct moe_inspect_params {
+	size_t struct_size;
+	int values;	  /* nonzero: ranges of values and scales: reads all of them */
+	const char *base; /* a plain checkpoint, or NULL: errors against it, for those of equal names */
+};
+MOE_API enum moe_status moe_inspect_with(const char *path, const struct moe_inspect_params *params,
+					 char **json);
 MOE_API void moe_text_free(char *text);
 
 /* ---------------------------------------------------------------- machine */
