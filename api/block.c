@@ -90,6 +90,7 @@ static enum moe_status alloc_layer(struct moe_block *b)
 			(struct moe_router_config){ p->experts, p->experts_per_token,
 						    p->router_normalise };
 		b->layer.aux_coef = p->aux_loss_coef;
+		b->layer.z_coef = p->z_loss_coef;
 		MOE_TRY(b->layer.router->check(&b->layer.router_config));
 	}
 	MOE_TRY(moe_experts_alloc(b->engine, &s, p->weight_dtype, &b->layer));

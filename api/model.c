@@ -8,6 +8,8 @@
 #include "codelets/ffn_lora_grad.h"
 #include "model/adapters/adapter_form.h"
 
+#include <math.h>
+
 enum moe_status moe_model_enter(struct moe_model *m)
 {
 	if (!m)
@@ -37,21 +39,23 @@ static enum moe_status take_params(struct moe_model *m, const struct moe_model_p
 				"model params: max_tokens %d, slots %d (at most %d), lora_rank %d, "
 				"expert_rank %d, lora_alpha %g", p->max_tokens, p->slots,
 				MOE_MODEL_SLOTS, p->lora_rank, p->expert_rank, p->lora_alpha);
+	if (!(p->aux_coef >= 0 && p->aux_coef < INFINITY && p->z_coef >= 0 && p->z_coef < INFINITY))
+		return moe_fail(MOE_ERR_ARG, "model params: aux_coef %g, z_coef %g", p->aux_coef, p->z_coef);
 	if (p->keep_text && (!p->inference_only || p->slots > 1))
 		return moe_fail(MOE_ERR_ARG, "model params: keep_text needs inference_only and one slot");
 	MOE_TRY(moe_adapter_form_find(p->adapter_format, &form));
 	m->params = *p;
-	MOE_TRY(moe_model_check_method(m));
-	if (p->adapter && p->method == MOE_METHOD_FULL)
-		return moe_fail(MOE_ERR_ARG,
-				"method full has no adapter, but %s is one: merge it into a checkpoint first",
-				p->adapter);
 	m->params.adapter_format = form->name;
 	m->params.dir = moe_strdup(p->dir);
 	m->params.adapter = NULL;
 	m->params.lora_targets = NULL;
 	if (!m->params.dir)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for a model");
+	MOE_TRY(moe_model_check_method(m));
+	if (p->adapter && p->method == MOE_METHOD_FULL)
+		return moe_fail(MOE_ERR_ARG,
+				"method full has no adapter, but %s is one: merge it into a checkpoint first",
+				p->adapter);
 	if (!p->max_tokens)
 		m->params.max_tokens = 512;
 	if (!p->slots)
@@ -308,6 +312,7 @@ enum moe_status moe_model_get_info(struct moe_model *m, struct moe_model_info *i
 	lora = moe_model_count_lora(m);
 	info->attention_lora_params = lora.attention;
 	info->router_lora_params = lora.router;
+	info->router_weights = m->lora.router_weights;
 	info->shared_lora_params = lora.shared;
 	info->dense_lora_params = lora.dense;
 	info->expert_lora_params = lora.experts;

@@ -28,6 +28,7 @@ struct moe_lora_plan {
 	bool partial[MOE_ADAPTER_TARGETS]; /* not in every layer that could have it */
 	int gate_up_rank, down_rank;
 	bool share_a, rslora;
+	bool router_weights; /* the adapter has the routers' weights themselves */
 };
 
 /* LoRA of a router, folded into its weight: W = base + scale B A in f32, which is small. */
@@ -56,6 +57,7 @@ struct moe_model {
 	char backward_text[32];
 	struct moe_ticket *ticket; /* of evaluation and logits */
 	atomic_flag busy;
+	const char *output_dir; /* of the training that is running: not owned */
 	int64_t slice_elements; /* of arrays that are trained whole */
 	int64_t text; /* tokens whose keys and values slot 0 has */
 	int64_t non_finite;

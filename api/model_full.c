@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Full and hybrid fine-tuning: which weights of a model are trained themselves, and their memory. */
+/* Full and hybrid fine-tuning: which weights of a model are trained themselves, and their memory.
+ */
 #include "api/model.h"
+
+#include "model/file.h"
+#include "model/rewrite.h"
 
 #define MOST_SLICES 4000 /* of all dense arrays: each is a handle, and some tasks a step */
 
@@ -11,16 +15,19 @@ static bool is_expert(enum moe_role role)
 
 bool moe_model_trains(const struct moe_model *m, enum moe_role role)
 {
-	if (m->params.inference_only || m->params.method == MOE_METHOD_LORA)
+	if (m->params.inference_only)
 		return false;
-	return m->params.method == MOE_METHOD_FULL || is_expert(role);
+	if (role == MOE_ROLE_ROUTER && m->lora.router_weights)
+		return true;
+	return m->params.method == MOE_METHOD_FULL ||
+	       (m->params.method == MOE_METHOD_HYBRID && is_expert(role));
 }
 
 /* Vectors are not decayed: norms and biases, as transformers' Trainer does it. */
 static bool is_vector(enum moe_role role)
 {
-	return (role >= MOE_ROLE_Q_BIAS && role <= MOE_ROLE_FFN_NORM) || role == MOE_ROLE_ATTN_NORM ||
-	       role == MOE_ROLE_FINAL_NORM;
+	return (role >= MOE_ROLE_Q_BIAS && role <= MOE_ROLE_FFN_NORM) ||
+	       role == MOE_ROLE_ATTN_NORM || role == MOE_ROLE_FINAL_NORM;
 }
 
 static bool own(const struct moe_model *m)
@@ -45,11 +52,13 @@ enum moe_status moe_model_check_method(const struct moe_model *m)
 	if (p->method == MOE_METHOD_LORA)
 		return MOE_OK;
 	if (p->inference_only)
-		return moe_fail(MOE_ERR_ARG, "method %s trains, inference_only does not: choose one",
+		return moe_fail(MOE_ERR_ARG,
+				"method %s trains, inference_only does not: choose one",
 				names[p->method]);
 	if (p->weights && strcmp(p->weights, "keep"))
 		return moe_fail(MOE_ERR_UNSUPPORTED,
-				"weights \"%s\" with method %s: quantised experts stay frozen; \"keep\" trains them",
+				"weights \"%s\" with method %s: quantised experts stay frozen; "
+				"\"keep\" trains them",
 				p->weights, names[p->method]);
 	return MOE_OK;
 }
@@ -79,7 +88,8 @@ static int ffn_index(enum moe_role role)
 	return -1;
 }
 
-struct moe_trained *moe_model_trained(const struct moe_model *m, enum moe_role role, int layer, int chunk)
+struct moe_trained *moe_model_trained(const struct moe_model *m, enum moe_role role, int layer,
+				      int chunk)
 {
 	const struct moe_decoder *d = &m->decoder;
 	int i = layer_index(role), f = ffn_index(role);
@@ -94,7 +104,9 @@ struct moe_trained *moe_model_trained(const struct moe_model *m, enum moe_role r
 	case MOE_ROLE_FINAL_NORM:
 		return d->final_trained;
 	default:
-		return i >= 0 ? &d->layers[layer].trained[i] : f >= 0 ? &d->layers[layer].ffn->trained[f] : NULL;
+		return i >= 0	? &d->layers[layer].trained[i]
+		       : f >= 0 ? &d->layers[layer].ffn->trained[f]
+				: NULL;
 	}
 }
 
@@ -103,8 +115,11 @@ static int64_t count_role(const struct moe_model *m, enum moe_role role)
 	int layers = role <= MOE_ROLE_LM_HEAD ? 1 : m->arch.n_layers;
 	int64_t shape[MOE_MAX_NDIM], n = 0;
 
-	if (!moe_model_trains(m, role) || (role >= MOE_ROLE_EXPERT_GATE && role <= MOE_ROLE_EXPERT_DOWN))
+	if (!moe_model_trains(m, role) ||
+	    (role >= MOE_ROLE_EXPERT_GATE && role <= MOE_ROLE_EXPERT_DOWN))
 		return 0; /* the fused roles stand for these */
+	if (role == MOE_ROLE_ROUTER && m->lora.router_weights)
+		return 0; /* the adapter's */
 	for (int l = 0; l < layers; l++) {
 		int ndim = moe_arch_tensor_shape(&m->arch, role, l, shape);
 
@@ -174,12 +189,13 @@ uint64_t moe_model_rounding_key(const struct moe_model *m, enum moe_role role, i
 {
 	uint64_t array = (uint64_t)role * MOE_ARCH_MAX_LAYERS + (uint64_t)MOE_MAX(layer, 0);
 
-	return moe_mix(moe_mix(m->params.seed + 0x9e3779b97f4a7c15ull) + array * 0xd1342543de82ef95ull);
+	return moe_mix(moe_mix(m->params.seed + 0x9e3779b97f4a7c15ull) +
+		       array * 0xd1342543de82ef95ull);
 }
 
-enum moe_status moe_model_alloc_trained(struct moe_model *m, enum moe_role role, int layer, int chunk,
-					struct moe_weight *weight, float *vector, int64_t rows,
-					int64_t cols, int part)
+enum moe_status moe_model_alloc_trained(struct moe_model *m, enum moe_role role, int layer,
+					int chunk, struct moe_weight *weight, float *vector,
+					int64_t rows, int64_t cols, int part)
 {
 	struct moe_trained *a = moe_model_trained(m, role, layer, chunk);
 	struct moe_trained_shape s = { .rows = rows,
@@ -215,4 +231,69 @@ void moe_model_free_trained(struct moe_model *m)
 		free_list(m->engine, d->head.trained, d->head.n_chunks);
 	free_list(m->engine, d->embed.trained, d->embed.n_chunks);
 	free_list(m->engine, d->final_trained, 1);
+}
+
+/* ---- saving ---- */
+
+static bool replaces(void *user, enum moe_role role)
+{
+	return moe_model_trains(user, role);
+}
+
+static void rows(void *user, enum moe_role role, int layer, int expert, int64_t first, int64_t n,
+		 float *out)
+{
+	const struct moe_model *m = user;
+	const struct moe_experts *x = layer >= 0 ? m->decoder.layers[layer].experts : NULL;
+	bool vocab = role == MOE_ROLE_EMBED || role == MOE_ROLE_LM_HEAD;
+
+	if (is_expert(role)) {
+		moe_experts_get_base(x, (enum moe_expert_matrix)(role - MOE_ROLE_EXPERT_GATE),
+				     MOE_VALUE, expert, out);
+		return;
+	}
+	if (role == MOE_ROLE_ROUTER) {
+		memcpy(out, x->router_param.value + first * x->H, (size_t)(n * x->H) * sizeof *out);
+		return;
+	}
+	while (n > 0) {
+		int chunk = vocab ? (int)(first / MOE_VOCAB_CHUNK) : 0;
+		const struct moe_trained *a = moe_model_trained(m, role, layer, chunk);
+		int64_t at = first - (int64_t)chunk * MOE_VOCAB_CHUNK,
+			here = MOE_MIN(n, a->param.rows - at);
+
+		moe_trained_get(a, at, at + here, out);
+		out += here * a->param.cols;
+		first += here;
+		n -= here;
+	}
+}
+
+enum moe_status moe_model_write_checkpoint(struct moe_model *m, const char *dir)
+{
+	struct moe_rewrite r = {
+		.base = m->params.dir, .dir = dir, .replaces = replaces, .rows = rows, .user = m
+	};
+
+	if (m->params.method == MOE_METHOD_LORA || m->params.inference_only)
+		return moe_fail(MOE_ERR_STATE, "the weights are the checkpoint's: nothing trains "
+					       "them. moe_merge folds an adapter in");
+	MOE_TRY(moe_engine_wait(m->engine));
+	return moe_rewrite_checkpoint(&r);
+}
+
+enum moe_status moe_model_save(struct moe_model *m, const char *dir)
+{
+	enum moe_status st;
+
+	if (!dir)
+		return moe_fail(MOE_ERR_ARG, "dir is NULL");
+	MOE_TRY(moe_model_enter(m));
+	if (moe_path_inside(dir, m->params.dir))
+		st = moe_fail(MOE_ERR_ARG,
+			      "%s: lies in the base model's folder, which is only read", dir);
+	else
+		st = moe_model_write_checkpoint(m, dir);
+	moe_model_leave(m);
+	return st;
 }

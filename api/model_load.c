@@ -459,6 +459,7 @@ static enum moe_status load_experts(struct loader *l, int layer, struct moe_expe
 		.base_grads = whole,
 		.train_base = whole,
 		.frozen_router = !moe_model_trains(l->m, MOE_ROLE_ROUTER),
+		.train_router = moe_model_trains(l->m, MOE_ROLE_ROUTER),
 		.own_masters = whole && l->m->params.masters == MOE_MASTERS_BF16,
 		.key = moe_model_rounding_key(l->m, MOE_ROLE_EXPERT_GATE, layer),
 	};

@@ -92,7 +92,10 @@ static enum moe_status shape_layer(struct moe_model *m, int i)
 		return moe_fail(MOE_ERR_UNSUPPORTED, "router \"%s\" is not implemented", a->router);
 	l->experts->router_config =
 		(struct moe_router_config){ a->n_experts, a->top_k, a->norm_topk_prob };
-	l->experts->aux_coef = m->params.inference_only ? 0 : (float)m->params.aux_coef;
+	if (!m->params.inference_only) { /* a mean over the layers */
+		l->experts->aux_coef = (float)(m->params.aux_coef / moe_arch_moe_layers(a));
+		l->experts->z_coef = (float)(m->params.z_coef / moe_arch_moe_layers(a));
+	}
 	return l->experts->router->check(&l->experts->router_config);
 }
 
@@ -193,6 +196,8 @@ static size_t router_bytes(const struct moe_model *m, int layer)
 	size_t r = (size_t)moe_lora_rank(&m->lora, MOE_ADAPTER_ROUTER, layer);
 	bool trained = !m->params.inference_only;
 
+	if (m->lora.router_weights && trained) /* gradient and moments */
+		return m->arch.layer_is_moe[layer] ? 3 * E * H * sizeof(float) : 0;
 	return r ? ((trained ? 2 : 1) * E * H + (trained ? 4 : 1) * r * (E + H)) * sizeof(float) : 0;
 }
 

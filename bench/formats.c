@@ -155,8 +155,9 @@ static void backward(const struct bench *w, int m, const struct moe_weight *W)
 	for (int k = 0; k < w->k; k += step) {
 		struct moe_bwd_seg seg = { .g = w->panel, .width = n, .n = n };
 		int width = MOE_MIN(step, w->k - k);
+		struct moe_coded_slice slice;
 
-		moe_backward_slice(t, W, 0, n, k, width, w->buffer, &seg);
+		moe_backward_slice(t, m, W, 0, n, k, width, w->buffer, &slice, &seg);
 		t->bwd(m, &seg, 1, width, w->y + k, w->k, moe_rows_out(m), w->scratch);
 	}
 }

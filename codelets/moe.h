@@ -93,8 +93,8 @@ struct moe_experts {
 	bool recompute; /* u, gate and up are computed again in the backward instead of kept */
 	float dropout;	/* of LoRA's inputs, where a pass asks for it */
 	uint64_t dropout_seed; /* of this layer */
-	int64_t *tokens_seen;		 /* [E] rows that gave gradients so far, or NULL */
-	float aux_coef;
+	int64_t *tokens_seen;		 /* [E] slots of each expert in the last training, or NULL */
+	float aux_coef, z_coef; /* of the load-balancing and the z-loss */
 };
 
 /* Where each row goes. Final once the plan task has run. */
@@ -104,7 +104,8 @@ struct moe_plan {
 	float *weights;	   /* [T, k] */
 	float *logits;	   /* [T, E] */
 	double *prob_sum;  /* [blocks][E] */
-	double aux_loss;
+	double *z_sum;	   /* [blocks] of moe_z_sum, where the layer has a z-loss */
+	double aux_loss, z_loss;
 	int32_t *offset;   /* [E + 1] */
 	int32_t *token;	   /* [R] */
 	int32_t *position; /* [T, k] row of a slot, -1: skipped */

@@ -36,6 +36,7 @@ struct moe_grad_total_args {
 	const double *squares; /* [n], expert parameters first */
 	int64_t n_experts, n;
 	float max_norm; /* 0: no clipping */
+	const struct moe_grad_norm *after; /* NULL, or the step before: not finite there, not finite here */
 	struct moe_grad_norm *out;
 };
 

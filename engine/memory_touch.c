@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* First touch of memory ahead of the work that would otherwise pay for it, by the threads of its node. */
+/* First touch of memory ahead of the work that would otherwise pay for it, by the threads of its
+ * node. */
 #include "engine/internal.h"
 
 #include <stdatomic.h>
@@ -56,7 +57,8 @@ static size_t list(struct moe_engine *e, const char *purpose, struct piece *out,
 	size_t n = 0;
 
 	for (struct moe_block_header *b = e->memory; b; b = b->next)
-		for (size_t at = 0; b->mapped && !strcmp(b->purpose, purpose) && at < b->bytes; at += PIECE) {
+		for (size_t at = 0; b->mapped && !strcmp(b->purpose, purpose) && at < b->bytes;
+		     at += PIECE) {
 			if (n < room)
 				out[n] = (struct piece){ (char *)b->data + at,
 							 MOE_MIN(PIECE, b->bytes - at), b->part };

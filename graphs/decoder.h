@@ -96,7 +96,8 @@ struct moe_decoder_slot {
 	float *final_part; /* [row blocks, H] parts of final_norm's gradient, or NULL */
 	struct moe_tensor *
 		*at_projections; /* [blocks], not owned: one of each block while submitting */
-	int n_aux;		 /* trained layers with an auxiliary loss */
+	int n_aux;		 /* MoE layers from the lowest trained one up */
+	int n_experts;		 /* of each of them */
 	const struct moe_plan **aux_plans;
 	struct moe_tensor **aux; /* their plans' tensors, not owned */
 	struct moe_join aux_all;
@@ -127,6 +128,7 @@ struct moe_decoder_pass {
 	struct moe_decoder_tensors *tensors;
 	struct moe_decoder_slot *slot;
 	struct moe_batch batch; /* 1 <= T <= T_max */
+	double share;		/* its share of the step's tokens, for the router's losses; 0: all */
 };
 
 /* Embedding and all layers. c->priority is that of the pass; layers add 8 each. */
@@ -148,6 +150,8 @@ struct moe_decoder_step {
 	struct moe_adamw adamw;	    /* grad_scale is not used */
 	float max_norm;		    /* 0: no clipping */
 	struct moe_grad_norm *norm; /* filled in by a task; NULL: neither norm nor clipping */
+	/* NULL, or that of the step before: where it is not finite, this step is not applied either */
+	const struct moe_grad_norm *after;
 };
 /* Once per step, after the last backward: layer 0 first, as the next step needs it first. */
 enum moe_status moe_graph_decoder_update(const struct moe_context *c, const struct moe_decoder *d,

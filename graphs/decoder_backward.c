@@ -12,7 +12,8 @@ int moe_decoder_lowest(const struct moe_decoder *d)
 	for (int i = 0; i < d->n_layers; i++) {
 		const struct moe_decoder_layer *l = &d->layers[i];
 
-		if (l->experts && (l->experts->a_gu.grad || l->experts->router_lora))
+		if (l->experts && (l->experts->a_gu.grad || l->experts->router_lora ||
+				   l->experts->router_param.m))
 			return i;
 		if (l->ffn && moe_ffn_trained(l->ffn))
 			return i;

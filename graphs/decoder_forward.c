@@ -61,6 +61,7 @@ struct moe_moe_pass moe_decoder_moe_pass(struct moe_decoder_pass *p, int layer)
 		.plan = frozen ? s->frozen_plan : s->plan[layer],
 		.ring = layer & 1,
 		.has_grads = l->experts->a_gu.grad != NULL,
+		.share = p->share,
 	};
 
 	moe_pass_set_copies(&pass, &p->tensors->ring, experts_index(p->decoder, layer));

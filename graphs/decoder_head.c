@@ -203,6 +203,7 @@ static enum moe_status submit_total(const struct moe_context *c, struct moe_deco
 				   .row_loss = s->row_loss,
 				   .plans = s->aux_plans,
 				   .n_plans = s->n_aux,
+				   .n_experts = s->n_experts,
 				   .out = out };
 
 	for (int i = 0; i < MOE_HEAD_RING; i++)

@@ -199,8 +199,9 @@ static void bind_states(struct moe_decoder_slot *s)
 			continue;
 		moe_experts_state_bind(i < s->lowest ? &s->frozen_moe : &s->moe[i], l,
 				       &s->moe_scratch, i & 1, s->T_max);
-		if (i < s->lowest || l->aux_coef == 0)
+		if (i < s->lowest)
 			continue;
+		s->n_experts = l->E;
 		s->aux_plans[s->n_aux] = &s->moe[i].plan;
 		s->aux[s->n_aux++] = s->plan[i];
 	}

@@ -258,6 +258,7 @@ static enum moe_status submit_norm(const struct moe_context *c, const struct moe
 					     .n_experts = t->n_expert_squares,
 					     .n = t->n_squares,
 					     .max_norm = o->max_norm,
+					     .after = o->after,
 					     .out = o->norm };
 
 	for (int i = 0; i < d->n_layers; i++) {
@@ -339,6 +340,8 @@ enum moe_status moe_graph_decoder_update(const struct moe_context *c, const stru
 		MOE_TRY(moe_full_update_layer(&lc, &t->full, i, o, t->norm_ready));
 		if (trains_base(l))
 			MOE_TRY(moe_graph_moe_update_base(&lc, l->experts, &t->moe[i], &step));
+		else if (trains_whole_router(l))
+			MOE_TRY(moe_graph_moe_update_router(&lc, l->experts, &t->moe[i], &step));
 		if (trains_experts(l))
 			MOE_TRY(moe_graph_moe_update(&lc, l->experts, &t->moe[i], &step));
 		if (trains_router(l))

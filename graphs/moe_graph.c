@@ -18,6 +18,7 @@ static struct moe_token_args token_args(const struct moe_moe_pass *p, int block,
 		.ffn_state = p->ffn_state,
 		.t0 = moe_block_begin(block),
 		.t1 = moe_block_end(block, T),
+		.share = p->share > 0 ? p->share : 1,
 	};
 }
 
@@ -477,7 +478,6 @@ enum moe_status moe_graph_moe_update_base(const struct moe_context *c, const str
 					  const struct moe_optimizer_step *o)
 {
 	struct moe_tensor *norm = o->norm ? o->norm_ready : NULL;
-	struct moe_update_args router = { .adamw = o->adamw, .norm = o->norm, .n = 1 };
 
 	for (int i = 0; i < l->P * l->G; i++) {
 		int p = i / l->G, g = i % l->G;
@@ -491,10 +491,20 @@ enum moe_status moe_graph_moe_update_base(const struct moe_context *c, const str
 		if (!own || l->transposed)
 			MOE_TRY(moe_task_repack(c, &again, own ? NULL : lt->masters[i], lt->weights[i]));
 	}
+	return moe_graph_moe_update_router(c, l, lt, o);
+}
+
+enum moe_status moe_graph_moe_update_router(const struct moe_context *c, const struct moe_experts *l,
+					    struct moe_layer_tensors *lt,
+					    const struct moe_optimizer_step *o)
+{
+	struct moe_update_args router = { .adamw = o->adamw, .norm = o->norm, .n = 1 };
+
 	if (!l->router_param.m)
 		return MOE_OK;
 	router.range[0] = (struct moe_range){ &l->router_param, 0, 1 };
-	return moe_task_update(c, &router, -1, -1, &lt->grad_router, 1, norm, &lt->router, 1);
+	return moe_task_update(c, &router, -1, -1, &lt->grad_router, 1, o->norm ? o->norm_ready : NULL,
+			       &lt->router, 1);
 }
 
 enum moe_status moe_graph_moe_take_base(const struct moe_context *c, const struct moe_experts *l,

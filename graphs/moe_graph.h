@@ -58,6 +58,7 @@ struct moe_moe_pass {
 	const struct moe_transposed *copy;
 	struct moe_tensor **copies; /* [P G] an entry of a ring, which is filled first; NULL: resident */
 	int copy_layers;	    /* entries of the ring */
+	double share;		    /* of the step's tokens: weighs the router's losses; 0: all */
 	bool copies_ready;	    /* the entry holds this layer's copies already */
 };
 /* The backward's copies: entry index mod n of the ring, or the layer's own; else none. */
@@ -95,7 +96,11 @@ struct moe_optimizer_step {
 	struct moe_grad_norm *norm;    /* NULL: no clipping and no finiteness check */
 	struct moe_tensor *norm_ready; /* written by grad_total */
 };
-/* AdamW on base and router weights; a (part, group)'s weights are packed anew as soon as it is done. */
+/* AdamW on the router's weight, where that is trained. */
+enum moe_status moe_graph_moe_update_router(const struct moe_context *c, const struct moe_experts *l,
+					    struct moe_layer_tensors *lt,
+					    const struct moe_optimizer_step *o);
+/* The same on base and router weights; a (part, group)'s weights are packed anew as soon as it is done. */
 enum moe_status moe_graph_moe_update_base(const struct moe_context *c, const struct moe_experts *l,
 					  struct moe_layer_tensors *lt,
 					  const struct moe_optimizer_step *o);

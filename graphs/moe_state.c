@@ -207,6 +207,11 @@ static void copies_alloc(struct moe_engine *e, struct moe_experts *l, enum moe_d
 			    : moe_fail(MOE_ERR_NOMEM, "no memory for a layer");
 }
 
+static bool wants_router_grad(const struct moe_experts_shape *s)
+{
+	return s->train_router || (s->base_grads && !s->frozen_router);
+}
+
 static void router_train_alloc(struct moe_engine *e, struct moe_experts *l, enum moe_status *st)
 {
 	struct moe_param *p = &l->router_param;
@@ -249,14 +254,14 @@ enum moe_status moe_experts_alloc(struct moe_engine *e, const struct moe_experts
 	b = shape_b(l->H, l->r, l->scale);
 	param_alloc(e, &l->a_gu, &a, s, 0, &st);
 	param_alloc(e, &l->down_b, &b, s, 0, &st);
-	if (s->base_grads && l->router && !s->frozen_router)
+	if (l->router && wants_router_grad(s))
 		l->grad_router =
 			take(e, (size_t)l->E * (size_t)l->H * sizeof(float), -1, "gradients", &st);
 	if (l->router)
 		l->router_weight.data =
 			take(e, moe_kernels()->weight_bytes(MOE_F32, l->E, l->H, MOE_USE_EXACT), -1,
 			     "weights", &st);
-	if (s->train_base && l->router && !s->frozen_router)
+	if (l->router && (s->train_router || (s->train_base && !s->frozen_router)))
 		router_train_alloc(e, l, &st);
 	if (st != MOE_OK)
 		moe_experts_free(e, l);

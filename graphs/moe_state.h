@@ -19,6 +19,7 @@ struct moe_experts_shape {
 	bool base_grads;	       /* gradients of base and router weights */
 	const struct moe_coding *coding; /* [MOE_EXPERT_MATRICES], phase 0: quantised; NULL: plain */
 	bool frozen_router;	       /* base_grads without the router's */
+	bool train_router;	       /* the router's weight is trained, whatever the others are */
 	bool train_base;	       /* and masters and moments; needs base_grads and an F32 weight_dtype */
 	bool own_masters;	       /* train_base without masters: BF16 weights are their own; a BF16 weight_dtype */
 	uint64_t key;		       /* then: of the layer, for the rounding */

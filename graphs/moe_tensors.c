@@ -22,10 +22,10 @@ static enum moe_status create_trained(struct moe_engine *e, const struct moe_exp
 {
 	int pg = l->P * l->G;
 
-	if (!l->part[0].base[MOE_GATE].m)
-		return MOE_OK;
-	MOE_TRY(moe_tensors_create(e, "weights", pg, true, &t->weights));
-	MOE_TRY(moe_tensors_create(e, "masters", pg, true, &t->masters));
+	if (l->part[0].base[MOE_GATE].m) {
+		MOE_TRY(moe_tensors_create(e, "weights", pg, true, &t->weights));
+		MOE_TRY(moe_tensors_create(e, "masters", pg, true, &t->masters));
+	}
 	if (!l->router_param.m)
 		return MOE_OK;
 	MOE_TRY(moe_tensor_create(e, "router", 0, -1, &t->router));

@@ -6,12 +6,17 @@
 #include "model/adapters/adapter.h"
 #include "model/readers/safetensors.h"
 
+struct moe_rewrite;
+
 /* What a tensor gets; entry NULL: nothing. */
 struct moe_merge_job {
 	const struct moe_adapter *adapter;
 	const struct moe_adapter_entry *entry;
 	enum moe_role role; /* of the tensor: a matrix, an expert's, or all experts' fused */
 	int expert;
+	/* instead: all values are new (model/rewrite.h) */
+	const struct moe_rewrite *rewrite;
+	int layer;
 };
 void moe_merge_job_set(struct moe_merge_job *job, const struct moe_adapter *adapter,
 		       const struct moe_adapter_entry *entry, enum moe_role role, int expert);

@@ -47,6 +47,7 @@ const struct moe_tiles moe_tiles_avx512_bf16 = {
 	.bwd_columns = avx512_bf16_bwd_columns,
 	.bwd_scratch = avx512_bf16_bwd_scratch,
 	.bwd = avx512_bf16_bwd,
+	.bwd_takes = avx512_bf16_bwd_takes,
 	.pairs = avx512_bf16_pairs,
 	.pairs_bf16 = avx512_bf16_pairs_bf16,
 	.grad = avx512_bf16_grad,

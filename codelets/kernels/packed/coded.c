@@ -372,9 +372,9 @@ void moe_forward(const struct moe_tiles *t, int m, const struct moe_weight *W, i
 	t->fwd(m, seg, nseg, next, y, ldy, out);
 }
 
-void moe_backward_slice(const struct moe_tiles *t, const struct moe_weight *W, int64_t first,
+void moe_backward_slice(const struct moe_tiles *t, int m, const struct moe_weight *W, int64_t first,
 			int64_t n, int64_t col, int64_t width, uint16_t *buffer,
-			struct moe_bwd_seg *seg)
+			struct moe_coded_slice *slice, struct moe_bwd_seg *seg)
 {
 	struct moe_coded_panel p;
 	int64_t bits, run;
@@ -385,12 +385,17 @@ void moe_backward_slice(const struct moe_tiles *t, const struct moe_weight *W, i
 		seg->stride = moe_packed_stride(moe_round_up(W->k, MOE_PACK_K));
 		return;
 	}
+	p = moe_coded_panel(W, first);
+	stride = moe_coded_layout(&W->coding, W->k).stride;
+	if (n && t->bwd_takes && t->bwd_takes(m, &p)) {
+		*slice = (struct moe_coded_slice){ p, stride, col };
+		seg->coded = slice;
+		return;
+	}
 	width = moe_round_up(width, MOE_PACK_K);
 	seg->w = buffer;
 	seg->stride = moe_packed_stride(width);
 	seg->after = buffer;
-	p = moe_coded_panel(W, first);
-	stride = moe_coded_layout(&W->coding, W->k).stride;
 	bits = W->coding.format->bits;
 	run = MOE_PACK_N * width * bits / 8;
 	for (; n > 0; n -= MOE_PACK_N, buffer += seg->stride) {

@@ -136,7 +136,7 @@ static void thin_bwd(const struct moe_tiles *t, int m, int64_t np, const struct 
 
 	for (int64_t j = 0; j < rp; j += t->lora_pad) {
 		struct moe_bwd_seg seg = {
-			s->panel, np, 0, (int)np, s->b + MOE_PACK_N * j, moe_packed_stride(rp), NULL
+			s->panel, np, 0, (int)np, s->b + MOE_PACK_N * j, moe_packed_stride(rp), NULL, NULL
 		};
 
 		t->bwd(m, &seg, 1, t->lora_pad, s->z + j, rp, MOE_OUT_STORE, s->bwd);
@@ -186,14 +186,15 @@ void moe_packed_linear_bwd(const struct moe_tiles *t, moe_pack_rows *pack, int m
 		int width = (int)MOE_MIN(step, kp - k);
 		int64_t inside = MOE_MIN(width, W->k - k);
 		struct moe_bwd_seg seg[2] = {
-			{ s.panel, np, 0, (int)np, NULL, 0, NULL },
+			{ s.panel, np, 0, (int)np, NULL, 0, NULL, NULL },
 			{ s.thin, rp, 0, (int)moe_round_up(r, MOE_PACK_N), s.a + MOE_PACK_N * k,
-			  moe_packed_stride(kp), NULL },
+			  moe_packed_stride(kp), NULL, NULL },
 		};
 		bool whole = inside == width;
+		struct moe_coded_slice slice;
 		enum moe_out out = accumulate && whole ? MOE_OUT_ADD : MOE_OUT_STORE;
 
-		moe_backward_slice(t, W, 0, np, k, width, s.weight, &seg[0]);
+		moe_backward_slice(t, m, W, 0, np, k, width, s.weight, &slice, &seg[0]);
 		if (k + step >= kp)
 			seg[0].after = seg[0].w;
 		t->bwd(m, seg, r ? 2 : 1, width, whole ? dx + k : s.tile, whole ? lddx : width, out,

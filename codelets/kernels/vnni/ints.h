@@ -40,37 +40,55 @@ struct int_tile {
 	enum moe_out out;
 };
 
-INLINE __m512 int_scales(const struct moe_coded_panel *p, int64_t group)
+/* Scales (and zeros, in units of u) of a panel, in locals: loops read them once per block. */
+struct int_scale {
+	const struct moe_coded_panel *p;
+	const uint8_t *scale, *zero;
+	enum moe_dtype dtype;
+	bool late, zeros; /* one scale per row: applied at the end; there are zeros */
+	float per_unit;
+};
+
+INLINE struct int_scale int_scale_of(const struct int_tile *t)
 {
-	enum moe_dtype dtype = p->coding->scale;
-	_Alignas(64) float rare[16];
-	__m256i half;
+	const struct moe_coded_panel *p = t->p;
 
-	if (dtype == MOE_F32)
-		return _mm512_loadu_ps(p->scale + group * 64);
-	if (dtype == MOE_SCALE_UE8M0) {
-		__m512i b = _mm512_cvtepu8_epi32(
-			_mm_loadu_si128((const __m128i *)(p->scale + group * 16)));
-		/* 0 (subnormal) and 255 (NaN) are rare */
-		__m512i less = _mm512_sub_epi32(b, _mm512_set1_epi32(1));
-
-		if (_mm512_cmplt_epu32_mask(less, _mm512_set1_epi32(254)) == 0xffff)
-			return _mm512_castsi512_ps(_mm512_slli_epi32(b, 23));
-		moe_coded_scales(p, group, rare);
-		return _mm512_load_ps(rare);
-	}
-	half = _mm256_loadu_si256((const __m256i *)(p->scale + group * 32));
-	if (dtype == MOE_F16)
-		return _mm512_cvtph_ps(half);
-	return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+	return (struct int_scale){ p,
+				   p->scale,
+				   p->zero,
+				   p->coding->scale,
+				   p->groups == 1,
+				   p->coding->zero,
+				   1 / t->x->codes.unit };
 }
 
-/* Zeros of 16 rows in units of u */
-INLINE __m512 int_zeros(const struct moe_coded_panel *p, int64_t group, float unit)
+INLINE __m512 int_scales(const struct int_scale *s, int64_t group)
 {
-	__m512i z = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(p->zero + group * 16)));
+	_Alignas(64) float rare[16];
+	__m512i b, less;
 
-	return _mm512_mul_ps(_mm512_cvtepi32_ps(z), _mm512_set1_ps(1 / unit));
+	if (s->dtype == MOE_BF16)
+		return _mm512_castsi512_ps(_mm512_slli_epi32(
+			_mm512_cvtepu16_epi32(
+				_mm256_loadu_si256((const __m256i *)(s->scale + group * 32))),
+			16));
+	if (s->dtype == MOE_F32)
+		return _mm512_loadu_ps(s->scale + group * 64);
+	if (s->dtype == MOE_F16)
+		return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(s->scale + group * 32)));
+	b = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(s->scale + group * 16)));
+	less = _mm512_sub_epi32(b, _mm512_set1_epi32(1));
+	if (__builtin_expect(_mm512_cmplt_epu32_mask(less, _mm512_set1_epi32(254)) == 0xffff, 1))
+		return _mm512_castsi512_ps(_mm512_slli_epi32(b, 23));
+	moe_coded_scales(s->p, group, rare); /* 0 is subnormal, 255 NaN */
+	return _mm512_load_ps(rare);
+}
+
+INLINE __m512 int_zeros(const struct int_scale *s, int64_t group)
+{
+	__m512i z = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(s->zero + group * 16)));
+
+	return _mm512_mul_ps(_mm512_cvtepi32_ps(z), _mm512_set1_ps(s->per_unit));
 }
 
 INLINE void int_put(float *y, __m512 v, enum moe_out out)
@@ -102,12 +120,9 @@ INLINE void int_weights(const enum moe_int_kind kind, __m512i table, const uint8
 
 /* The last sums of a block, in f32: f += scale x (sums - zero x sum of q) [x weights' scales] */
 INLINE void int_end(const int rows, const int planes, const bool two, __m512i a[2][MOE_INT_ROWS],
-		    const struct int_tile *t, int64_t group, const float *scale, const float *sum,
+		    const struct int_scale *w, int64_t group, const float *scale, const float *sum,
 		    __m512 f[MOE_INT_ROWS])
 {
-	const struct moe_coded_panel *p = t->p;
-	bool late = p->groups == 1;
-	__m512 w = late ? _mm512_setzero_ps() : int_scales(p, group);
 	__m512 e[MOE_INT_ROWS];
 
 #pragma GCC unroll 12
@@ -123,17 +138,20 @@ INLINE void int_end(const int rows, const int planes, const bool two, __m512i a[
 		}
 		e[i] = _mm512_cvtepi32_ps(s);
 	}
-	if (p->coding->zero) {
-		__m512 z = int_zeros(p, group, t->x->codes.unit);
+	if (w->zeros) {
+		__m512 z = int_zeros(w, group);
 
 #pragma GCC unroll 12
 		for (int i = 0; i < rows; i++)
 			e[i] = _mm512_fnmadd_ps(z, _mm512_set1_ps(sum[i]), e[i]);
 	}
-	if (!late)
+	if (!w->late) {
+		__m512 s = int_scales(w, group);
+
 #pragma GCC unroll 12
 		for (int i = 0; i < rows; i++)
-			e[i] = _mm512_mul_ps(e[i], w);
+			e[i] = _mm512_mul_ps(e[i], s);
+	}
 #pragma GCC unroll 12
 	for (int i = 0; i < rows; i++)
 		f[i] = _mm512_fmadd_ps(e[i], _mm512_set1_ps(scale[i]), f[i]);
@@ -143,60 +161,67 @@ INLINE void int_end(const int rows, const int planes, const bool two, __m512i a[
 INLINE void int_rows(const int rows, const int planes, const enum moe_int_kind kind,
 		     const struct int_tile *t)
 {
-	const int v = rows * planes;
+	const int v = rows * planes, step = kind == MOE_INT_BYTES ? 128 : 64;
 	const bool two = v <= 4;
 	const struct moe_int_rows *x = t->x;
+	const struct int_scale scales = int_scale_of(t);
 	const uint8_t *codes = t->p->codes;
 	const int32_t *q = t->q, *start = t->start;
+	const float *scale = t->scale, *sum = t->sum;
 	const char *ahead = t->ahead;
-	int extra = t->extra;
-	int64_t group = 0, end = t->p->coding->group - t->p->coding->phase;
+	const int64_t group_steps = t->p->coding->group / 8, last = t->p->groups - 1;
+	const int block = x->block / 8;
+	int64_t group = 0, left = (t->p->coding->group - t->p->coding->phase) / 8;
+	int extra = t->extra, steps = (int)(x->k / 8);
 	__m512i table = kind == MOE_INT_TABLE ? _mm512_broadcast_i32x4(_mm_loadu_si128(
 							(const __m128i *)x->codes.table))
 					      : _mm512_set1_epi8((char)0x80);
-	__m512 f[MOE_INT_ROWS];
+	__m512 f[MOE_INT_ROWS], w;
 
 #pragma GCC unroll 12
 	for (int i = 0; i < rows; i++)
 		f[i] = _mm512_setzero_ps();
-	for (int b = 0, k = 0; b < x->blocks; b++) {
+	for (; steps > 0; steps -= block) {
 		__m512i a[2][MOE_INT_ROWS];
+		const uint8_t *end = codes + MOE_MIN(block, steps) * step;
 
 #pragma GCC unroll 12
 		for (int i = 0; i < v; i++) {
 			a[0][i] = _mm512_set1_epi32(start[i]);
 			a[1][i] = _mm512_setzero_si512();
 		}
-		if (k >= end && group < t->p->groups - 1) {
-			group++;
-			end += t->p->coding->group;
-		}
-		for (int last = (int)MOE_MIN(k + x->block, x->k); k < last; k += 8) {
-			__m512i w[2];
+		while (codes < end) {
+			__m512i b[2];
 
-			int_weights(kind, table, codes, w);
+			int_weights(kind, table, codes, b);
 			_mm_prefetch(ahead, INT_HINT);
-			if (kind == MOE_INT_BYTES)
+			if (step == 128)
 				_mm_prefetch(ahead + 64, INT_HINT);
 #pragma GCC unroll 12
 			for (int i = 0; i < v; i++)
-				INT_DOT(a[0][i], w[0], q[i]);
+				INT_DOT(a[0][i], b[0], q[i]);
 #pragma GCC unroll 12
 			for (int i = 0; i < v; i++)
-				INT_DOT(a[two][i], w[1], q[v + i]);
+				INT_DOT(a[two][i], b[1], q[v + i]);
 			q += 2 * v;
-			codes += kind == MOE_INT_BYTES ? 128 : 64;
-			ahead += kind == MOE_INT_BYTES ? 128 : 64;
+			codes += step;
+			ahead += step;
 		}
-		int_end(rows, planes, two, a, t, group, t->scale + b * rows, t->sum + b * rows, f);
+		int_end(rows, planes, two, a, &scales, group, scale, sum, f);
 		start += v;
+		scale += rows;
+		sum += rows;
+		left -= block;
+		if (left <= 0 && group < last) {
+			group++;
+			left += group_steps;
+		}
 		if (extra-- > 0) {
 			_mm_prefetch(ahead, INT_HINT);
 			ahead += 64;
 		}
 	}
-	__m512 w = t->p->groups == 1 ? int_scales(t->p, 0) : _mm512_set1_ps(1);
-
+	w = scales.late ? int_scales(&scales, 0) : _mm512_set1_ps(1);
 #pragma GCC unroll 12
 	for (int i = 0; i < rows; i++)
 		int_put(t->y + i * t->ldy, _mm512_mul_ps(f[i], w), t->out);
