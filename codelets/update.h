@@ -29,7 +29,7 @@ struct moe_update_args {
 	int n;
 	struct moe_adamw adamw;
 	const struct moe_grad_norm *norm; /* NULL: no clipping and no check */
-	double *squares[MOE_UPDATE_RANGES]; /* grad_norm: [e1 - e0] results of each range */
+	double *squares[MOE_UPDATE_RANGES]; /* grad_norm: [e1 - e0] results of each range, of adamw.grad_scale times it */
 };
 
 struct moe_grad_total_args {

@@ -164,7 +164,7 @@ static enum moe_status submit_norm(const struct moe_context *c, const struct moe
 
 		lc.layer = i;
 		if (trains_experts(l)) {
-			MOE_TRY(moe_graph_moe_grad_norm(&lc, l->experts, &t->moe[i], experts,
+			MOE_TRY(moe_graph_moe_grad_norm(&lc, l->experts, &t->moe[i], 1, experts,
 							t->norm + MOE_ATTN_LINEARS));
 			experts += (int64_t)MOE_SQUARES_PER_EXPERT(l->experts->P) * l->experts->E;
 		}

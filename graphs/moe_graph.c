@@ -407,14 +407,41 @@ static int update_grads(struct moe_layer_tensors *lt, const struct moe_experts *
 	return n;
 }
 
+/* Parameters of (part, group) i that base weights are. */
+static void base_ranges(const struct moe_experts *l, int i, struct moe_update_args *a)
+{
+	int p = i / l->G, g = i % l->G;
+
+	a->n = MOE_EXPERT_MATRICES;
+	for (int j = 0; j < a->n; j++)
+		a->range[j] = (struct moe_range){ &l->part[p].base[j], l->group_first[g],
+						  l->group_first[g + 1] };
+}
+
+enum moe_status moe_graph_moe_base_norm(const struct moe_context *c, const struct moe_experts *l,
+					struct moe_layer_tensors *lt, float scale, double *squares,
+					struct moe_tensor **done)
+{
+	for (int i = 0; i < l->P * l->G; i++) {
+		int p = i / l->G, g = i % l->G;
+		struct moe_update_args a = { .adamw.grad_scale = scale };
+
+		base_ranges(l, i, &a);
+		for (int j = 0; j < a.n; j++)
+			a.squares[j] = squares + (size_t)(3 * p + j) * (size_t)l->E + l->group_first[g];
+		MOE_TRY(moe_task_grad_norm(c, &a, g, p, &lt->grad_base[i], 1, done[i]));
+	}
+	return MOE_OK;
+}
+
 enum moe_status moe_graph_moe_grad_norm(const struct moe_context *c, const struct moe_experts *l,
-					struct moe_layer_tensors *lt, double *squares,
+					struct moe_layer_tensors *lt, float scale, double *squares,
 					struct moe_tensor **done)
 {
 	for (int i = 0; i < l->P * l->G; i++) {
 		int p = i / l->G, g = i % l->G, n;
 		struct moe_tensor *grads[MOE_MAX_TASK_HANDLES];
-		struct moe_update_args a = { 0 };
+		struct moe_update_args a = { .adamw.grad_scale = scale };
 
 		a.n = update_ranges(l, p, g, a.range);
 		n = update_grads(lt, l, p, g, grads);
@@ -455,14 +482,10 @@ enum moe_status moe_graph_moe_update_base(const struct moe_context *c, const str
 
 	for (int i = 0; i < l->P * l->G; i++) {
 		int p = i / l->G, g = i % l->G;
-		struct moe_update_args a = { .adamw = o->adamw,
-					     .norm = o->norm,
-					     .n = MOE_EXPERT_MATRICES };
+		struct moe_update_args a = { .adamw = o->adamw, .norm = o->norm };
 		struct moe_repack_args again = { .layer = l, .part = p, .group = g };
 
-		for (int j = 0; j < MOE_EXPERT_MATRICES; j++)
-			a.range[j] = (struct moe_range){ &l->part[p].base[j], l->group_first[g],
-							 l->group_first[g + 1] };
+		base_ranges(l, i, &a);
 		MOE_TRY(moe_task_update(c, &a, g, p, &lt->grad_base[i], 1, norm, &lt->masters[i],
 					1));
 		MOE_TRY(moe_task_repack(c, &again, lt->masters[i], lt->weights[i]));
@@ -542,10 +565,7 @@ enum moe_status moe_graph_moe_rescale(const struct moe_context *c, const struct 
 		}
 		if (!lt->grad_base)
 			continue;
-		a.n = MOE_EXPERT_MATRICES;
-		for (int j = 0; j < a.n; j++)
-			a.range[j] = (struct moe_range){ &l->part[p].base[j], l->group_first[g],
-							 l->group_first[g + 1] };
+		base_ranges(l, i, &a);
 		MOE_TRY(moe_task_rescale(c, &a, g, p, &lt->grad_base[i], 1));
 	}
 	return MOE_OK;

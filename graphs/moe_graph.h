@@ -108,9 +108,16 @@ enum moe_status moe_graph_moe_rescale(const struct moe_context *c, const struct 
 enum moe_status moe_graph_moe_take_base(const struct moe_context *c, const struct moe_experts *l,
 					struct moe_layer_tensors *lt,
 					const struct moe_repack_args *args);
-/* Sums of squares of the layer's gradients: squares is [3 P + 2][E]; done [P G] are written. */
+/*
+ * Sums of squares of the layer's LoRA gradients: squares is [3 P + 2][E]; done [P G] are written. scale: of the
+ * gradients, as in struct moe_adamw.
+ */
 enum moe_status moe_graph_moe_grad_norm(const struct moe_context *c, const struct moe_experts *l,
-					struct moe_layer_tensors *lt, double *squares,
+					struct moe_layer_tensors *lt, float scale, double *squares,
+					struct moe_tensor **done);
+/* The same of base weights: squares is [3 P][E]. */
+enum moe_status moe_graph_moe_base_norm(const struct moe_context *c, const struct moe_experts *l,
+					struct moe_layer_tensors *lt, float scale, double *squares,
 					struct moe_tensor **done);
 enum moe_status moe_graph_moe_update(const struct moe_context *c, const struct moe_experts *l,
 				     struct moe_layer_tensors *lt,

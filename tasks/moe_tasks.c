@@ -62,10 +62,11 @@ static int block_part(const struct moe_context *c, int block)
 }
 
 enum moe_status moe_task_load(const struct moe_context *c, const struct moe_copy_args *a, int block,
-			      struct moe_tensor *after, struct moe_tensor *out)
+			      struct moe_tensor *from, struct moe_tensor *after, struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
+	moe_access_add(&l, from, MOE_R);
 	moe_access_add(&l, after, MOE_R);
 	moe_access_add(&l, out, MOE_W);
 	return moe_task_submit(c, MOE_KIND_load, &moe_cl_load, a, sizeof *a, &l,
@@ -73,11 +74,12 @@ enum moe_status moe_task_load(const struct moe_context *c, const struct moe_copy
 }
 
 enum moe_status moe_task_store(const struct moe_context *c, const struct moe_copy_args *a,
-			       int block, struct moe_tensor *in)
+			       int block, struct moe_tensor *in, struct moe_tensor *to)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	moe_access_add(&l, in, MOE_R);
+	moe_access_add(&l, to, MOE_W);
 	return moe_task_submit(c, MOE_KIND_store, &moe_cl_store, a, sizeof *a, &l,
 			       (struct moe_where){ block, -1, block_part(c, block) }, c->priority);
 }
