@@ -31,6 +31,8 @@ struct moe_param {
 	int stack;
 	int64_t rows, cols;
 	float pack_scale;
+	/* [pieces] the packed weights of trained base matrices, which the update renews; NULL: a repack task does */
+	struct moe_weight *weight;
 };
 
 /* Rows first..first+count of piece e (rows of all its matrices, in order) have changed: renew the copy. */

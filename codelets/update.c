@@ -41,11 +41,13 @@ static void run(const void *args, struct moe_worker *worker)
 		const struct moe_range *r = &a->range[i];
 		int64_t at = r->e0 * r->param->piece;
 
-		if (!r->param->packed)
+		bool packs = r->param->packed || r->param->weight;
+
+		if (!packs)
 			moe_kernels()->adamw((r->e1 - r->e0) * r->param->piece, r->param->value + at,
 					     r->param->grad + at, r->param->m + at, r->param->v + at,
 					     &adamw);
-		for (int e = r->e0; r->param->packed && e < r->e1; e++)
+		for (int e = r->e0; packs && e < r->e1; e++)
 			update_piece(r->param, e, &adamw);
 	}
 }
@@ -53,12 +55,17 @@ static void run(const void *args, struct moe_worker *worker)
 static double cost_us(const void *args)
 {
 	const struct moe_update_args *a = args;
-	double n = 0;
+	double n = 0, packed = 0;
 
-	for (int i = 0; i < a->n; i++)
-		n += (double)((a->range[i].e1 - a->range[i].e0) * a->range[i].param->piece);
+	for (int i = 0; i < a->n; i++) {
+		const struct moe_param *p = a->range[i].param;
+		double elements = (double)((a->range[i].e1 - a->range[i].e0) * p->piece);
+
+		n += elements;
+		packed += p->weight ? elements * moe_weight_bytes_each(p->weight) : 0;
+	}
 	/* value, gradient and both moments come, all but the gradient go back */
-	return moe_task_us() + moe_stream_us(4 * n * sizeof(float), 3 * n * sizeof(float));
+	return moe_task_us() + moe_stream_us(4 * n * sizeof(float), 3 * n * sizeof(float) + packed);
 }
 
 MOE_CODELET_AT(update, run, cost_us, MOE_HOME_PART);

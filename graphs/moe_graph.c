@@ -484,11 +484,13 @@ enum moe_status moe_graph_moe_update_base(const struct moe_context *c, const str
 		int p = i / l->G, g = i % l->G;
 		struct moe_update_args a = { .adamw = o->adamw, .norm = o->norm };
 		struct moe_repack_args again = { .layer = l, .part = p, .group = g };
+		struct moe_tensor *params[2] = { lt->masters[i], lt->weights[i] };
+		bool packs = l->part[p].base[MOE_GATE].weight != NULL;
 
 		base_ranges(l, i, &a);
-		MOE_TRY(moe_task_update(c, &a, g, p, &lt->grad_base[i], 1, norm, &lt->masters[i],
-					1));
-		MOE_TRY(moe_task_repack(c, &again, lt->masters[i], lt->weights[i]));
+		MOE_TRY(moe_task_update(c, &a, g, p, &lt->grad_base[i], 1, norm, params, packs ? 2 : 1));
+		if (!packs)
+			MOE_TRY(moe_task_repack(c, &again, lt->masters[i], lt->weights[i]));
 	}
 	if (!lt->router)
 		return MOE_OK;

@@ -92,7 +92,10 @@ struct moe_optimizer_step {
 	struct moe_grad_norm *norm;    /* NULL: no clipping and no finiteness check */
 	struct moe_tensor *norm_ready; /* written by grad_total */
 };
-/* AdamW on base and router weights; a (part, group)'s weights are packed anew as soon as it is done. */
+/*
+ * AdamW on base and router weights. The update packs a (part, group)'s weights as it goes; where there are resident
+ * copies a repack follows instead.
+ */
 enum moe_status moe_graph_moe_update_base(const struct moe_context *c, const struct moe_experts *l,
 					  struct moe_layer_tensors *lt,
 					  const struct moe_optimizer_step *o);

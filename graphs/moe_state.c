@@ -88,11 +88,14 @@ static struct moe_param shape_base(int64_t n, int64_t k)
 
 /* Base weights: gradients, and what training them takes. */
 static void base_alloc(struct moe_engine *e, struct moe_param *p, struct moe_param shape,
-		       const struct moe_experts_shape *s, int part, enum moe_status *st)
+		       struct moe_weight *weight, const struct moe_experts_shape *s, int part,
+		       enum moe_status *st)
 {
 	size_t bytes = (size_t)s->E * (size_t)shape.piece * sizeof(float);
 
 	*p = shape;
+	/* resident copies are made of whole packed matrices: repack's work */
+	p->weight = s->train_base && s->backward != MOE_BACKWARD_RESIDENT ? weight : NULL;
 	if (s->base_grads)
 		p->grad = take(e, bytes, part, "gradients", st);
 	if (!s->train_base)
@@ -172,9 +175,9 @@ static void part_alloc(struct moe_engine *e, struct moe_experts *l,
 	param_alloc(e, &part->gate_b, &b, s, p, st);
 	param_alloc(e, &part->up_b, &b, s, p, st);
 	param_alloc(e, &part->down_a, &a, s, p, st);
-	base_alloc(e, &part->base[MOE_GATE], shape_base(part->I, l->H), s, p, st);
-	base_alloc(e, &part->base[MOE_UP], shape_base(part->I, l->H), s, p, st);
-	base_alloc(e, &part->base[MOE_DOWN], shape_base(l->H, part->I), s, p, st);
+	base_alloc(e, &part->base[MOE_GATE], shape_base(part->I, l->H), part->gate, s, p, st);
+	base_alloc(e, &part->base[MOE_UP], shape_base(part->I, l->H), part->up, s, p, st);
+	base_alloc(e, &part->base[MOE_DOWN], shape_base(l->H, part->I), part->down, s, p, st);
 }
 
 static void copies_alloc(struct moe_engine *e, struct moe_experts *l, enum moe_dtype dtype,
