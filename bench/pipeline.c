@@ -22,7 +22,7 @@ static const char usage[] =
 	"  --steps N            counted steps, default 3\n"
 	"  --warm-up N          steps before the trace, default 1\n"
 	"  --max-grad-norm V    of the runs with clipping, default 1\n"
-	"  --only TEXT          runs whose name contains it: overlap, overlap-clip, one, one-clip, sequential, sequential-clip\n"
+	"  --only A,B           of overlap, overlap-clip, one, one-clip, sequential, sequential-clip; default: all\n"
 	"  --group-size N       experts per task, default: chosen\n"
 	"  --backward M         direct, shared:N, resident or auto (default)\n"
 	"  --policy P           StarPU's scheduling policy\n"
@@ -100,10 +100,39 @@ static const struct option options[] = {
 	{ NULL, 0, NULL, 0 },
 };
 
-/* "sequential" wants all its runs, "one-clip" one of them: names, or beginnings of names. */
+/* Whether a name is in the list a,b,c. */
+static bool is_in(const char *list, const char *name)
+{
+	size_t n = strlen(name);
+
+	for (const char *p = list; p; p = strchr(p, ',')) {
+		p += *p == ',';
+		if (!strncmp(p, name, n) && (p[n] == ',' || !p[n]))
+			return true;
+	}
+	return false;
+}
+
 static bool wanted(const struct pipeline_options *o, const char *name)
 {
-	return !o->only || strstr(name, o->only);
+	return !o->only || is_in(o->only, name);
+}
+
+/* Every name of the list is a run's. */
+static bool check_only(const char *list, const struct pipeline_run *runs, int n)
+{
+	for (const char *p = list; p; p = strchr(p, ',')) {
+		size_t length;
+		bool found = false;
+
+		p += *p == ',';
+		length = strcspn(p, ",");
+		for (int i = 0; i < n; i++)
+			found |= strlen(runs[i].name) == length && !strncmp(p, runs[i].name, length);
+		if (!found)
+			return false;
+	}
+	return true;
 }
 
 static enum moe_status run_all(const struct pipeline_options *o, struct pipeline_run *runs, int n)
@@ -171,6 +200,10 @@ int main(int argc, char **argv)
 			fprintf(stderr, "bench_pipeline: --top %d of %d experts is not possible\n", o.top, o.experts);
 		else
 			fputs(usage, stderr);
+		return 2;
+	}
+	if (!check_only(o.only, runs, n)) {
+		fprintf(stderr, "bench_pipeline: --only: \"%s\" is not possible; --help lists the runs\n", o.only);
 		return 2;
 	}
 	for (int i = 0; i < n; i++) {

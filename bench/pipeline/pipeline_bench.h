@@ -18,7 +18,7 @@ struct pipeline_options {
 	int tokens, micro_batches;			 /* tokens of each */
 	int workers, steps, warm_up;
 	int group_size;
-	const char *policy, *backward, *trace_dir, *only; /* only: runs whose name has it; NULL: all */
+	const char *policy, *backward, *trace_dir, *only; /* only: names of runs, by commas; NULL: all */
 	double clip;					   /* of the runs with clipping */
 	bool json;
 };

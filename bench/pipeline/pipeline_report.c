@@ -74,7 +74,6 @@ static void take(struct pipeline_run *r, const cJSON *json)
 {
 	double time = number(json, "rates", "makespan_ns", NULL), whole = number(json, "idle", "worker_ns", NULL);
 
-	r->steps = cJSON_GetArraySize(cJSON_GetObjectItem(cJSON_GetObjectItem(json, "rates"), "steps"));
 	r->step = 1e-9 * time / r->steps;
 	r->task_sum = 1e-9 * number(json, "times", "time_ns", NULL) / r->steps;
 	for (int i = 0; i < 5; i++) {
@@ -91,7 +90,7 @@ static void take(struct pipeline_run *r, const cJSON *json)
 		      number(json, "overlap", "repack", "blocked_ns")) / time;
 	r->on_path = (number(json, "overlap", "update", "on_path_ns") +
 		      number(json, "overlap", "repack", "on_path_ns")) / time;
-	r->done = r->steps > 0 && time > 0 && whole > 0;
+	r->done = time > 0 && whole > 0;
 }
 
 enum moe_status pipeline_read(struct pipeline_run *r, const char *trace)
