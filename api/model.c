@@ -5,6 +5,7 @@
 #include "model/arch_reader.h"
 
 #include "codelets/ffn_bwd.h"
+#include "codelets/ffn_lora_grad.h"
 #include "model/adapters/adapter_form.h"
 
 enum moe_status moe_model_enter(struct moe_model *m)
@@ -36,6 +37,8 @@ static enum moe_status take_params(struct moe_model *m, const struct moe_model_p
 				"model params: max_tokens %d, slots %d (at most %d), lora_rank %d, "
 				"expert_rank %d, lora_alpha %g", p->max_tokens, p->slots,
 				MOE_MODEL_SLOTS, p->lora_rank, p->expert_rank, p->lora_alpha);
+	if (p->keep_text && (!p->inference_only || p->slots > 1))
+		return moe_fail(MOE_ERR_ARG, "model params: keep_text needs inference_only and one slot");
 	MOE_TRY(moe_adapter_form_find(p->adapter_format, &form));
 	m->params = *p;
 	m->params.adapter_format = form->name;
@@ -60,7 +63,8 @@ static enum moe_status reserve_scratch(struct moe_model *m)
 		const struct moe_decoder_layer *l = &d->layers[i];
 
 		if (l->ffn)
-			scratch = MOE_MAX(scratch, moe_ffn_scratch(l->ffn));
+			scratch = MOE_MAX(scratch, MOE_MAX(moe_ffn_scratch(l->ffn),
+							   moe_ffn_lora_grad_scratch(l->ffn)));
 		if (l->experts)
 			scratch = MOE_MAX(scratch,
 					  moe_experts_worker_scratch(l->experts,
@@ -166,7 +170,6 @@ static enum moe_status load(struct moe_model *m, const char *adapter_dir, const 
 		MOE_TRY_GOTO(moe_model_set_adapter(m, adapter), status, out);
 	else
 		MOE_TRY_GOTO(moe_model_fold(m), status, out);
-	moe_model_folded_done(m);
 	status = make_runtime(m);
 out:
 	moe_adapter_free(adapter);
@@ -227,6 +230,7 @@ enum moe_status moe_model_get_info(struct moe_model *m, struct moe_model_info *i
 {
 	const struct moe_arch *a;
 	struct moe_param_count count;
+	struct moe_lora_count lora;
 	struct moe_engine_info engine = { .struct_size = sizeof engine };
 
 	if (!m || !info || info->struct_size < sizeof *info)
@@ -270,14 +274,19 @@ enum moe_status moe_model_get_info(struct moe_model *m, struct moe_model_info *i
 		.backward_weights = m->backward_text,
 		.expert_format = m->format ? m->format->name : NULL,
 	};
-	for (int j = MOE_ADAPTER_Q; j <= MOE_ADAPTER_O; j++)
-		info->lora_rank = MOE_MAX(info->lora_rank, m->lora.rank[j]);
+	for (int j = 0; j < MOE_ADAPTER_TARGETS; j++)
+		if (j != MOE_ADAPTER_EXPERTS)
+			info->lora_rank = MOE_MAX(info->lora_rank, m->lora.rank[j]);
 	for (int i = 0; i < a->n_eos && i < 8; i++)
 		info->eos_ids[i] = a->eos_ids[i];
-	moe_model_count_lora(m, &info->attention_lora_params, &info->expert_lora_params,
-			     &info->other_lora_params);
+	lora = moe_model_count_lora(m);
+	info->attention_lora_params = lora.attention;
+	info->router_lora_params = lora.router;
+	info->shared_lora_params = lora.shared;
+	info->dense_lora_params = lora.dense;
+	info->expert_lora_params = lora.experts;
 	if (!m->params.inference_only)
-		info->trainable_params = info->attention_lora_params + info->expert_lora_params +
-					 info->other_lora_params;
+		info->trainable_params =
+			lora.attention + lora.router + lora.shared + lora.dense + lora.experts;
 	return MOE_OK;
 }

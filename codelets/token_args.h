@@ -23,6 +23,7 @@ struct moe_token_args {
 	int part, c0, c1;	/* combine_part: chunks of H of this part */
 	bool weighted;		/* combine_part: by the routing weights (forward) */
 	bool first;		/* gradients: clear first */
+	enum moe_ffn_matrix matrix; /* ffn_lora_grad */
 	const float *residual, *shared; /* [T, H] added by combine; or NULL */
 	float *out;		/* [T, H] */
 	struct moe_norm_bwd norm;

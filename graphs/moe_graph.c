@@ -133,8 +133,8 @@ static enum moe_status submit_shared(const struct moe_context *c, struct moe_moe
 		struct moe_token_args a = token_args(p, b, x->T);
 
 		a.out = p->st->shared.data;
-		MOE_TRY(moe_task_ffn_up(c, &a, b, x->block[b], p->st->ffn[b]));
-		MOE_TRY(moe_task_ffn_down(c, &a, b, p->st->ffn[b], NULL, NULL,
+		MOE_TRY(moe_task_ffn_up(c, &a, b, x->block[b], p->ffn_lora, p->st->ffn[b]));
+		MOE_TRY(moe_task_ffn_down(c, &a, b, p->st->ffn[b], p->ffn_lora, NULL, NULL,
 					  p->st->shared.block[b]));
 	}
 	return MOE_OK;
@@ -316,8 +316,8 @@ static enum moe_status submit_shared_bwd(const struct moe_context *c, struct moe
 
 		a.residual = grad_out->data;
 		a.out = s->shared.data;
-		MOE_TRY(moe_task_ffn_bwd(c, &a, b, s->ffn[b], s->grad_out[p->ring].out, s->scratch,
-					 NULL, s->shared.block[b]));
+		MOE_TRY(moe_task_ffn_bwd(c, &a, b, s->ffn[b], s->grad_out[p->ring].out, p->ffn_lora,
+					 s->scratch, NULL, s->shared.block[b]));
 	}
 	if (!p->ffn || !p->lt->grad_shared)
 		return MOE_OK;
