@@ -124,10 +124,16 @@ static struct moe_moe_pass graph_pass(struct moe_expert_layer *l, struct moe_exp
 	return g;
 }
 
+/* Deeper is more urgent: up the layers, then down again, whatever their number. */
+static int depth_of(const struct moe_expert_layer *l, bool backward)
+{
+	return MOE_PRIORITY_LAYER * (backward ? 2 * (INT16_MAX + 1) - l->params.layer : l->params.layer);
+}
+
 static enum moe_status submit_forward(struct moe_expert_layer *l, struct moe_experts_pass *p,
 				      const struct moe_array *x, const struct moe_array *out)
 {
-	struct moe_context c = moe_experts_context(l, p->ticket, MOE_PHASE_FORWARD, 0);
+	struct moe_context c = moe_experts_context(l, p->ticket, MOE_PHASE_FORWARD, depth_of(l, false));
 	struct moe_moe_pass g = graph_pass(l, p);
 	struct moe_stream *y = &moe_space_slot(l, p)->out;
 
@@ -292,7 +298,7 @@ static enum moe_status submit_backward(struct moe_expert_layer *l, struct moe_ex
 				       const struct moe_array *grad_x,
 				       const struct moe_array *grad_weights)
 {
-	struct moe_context c = moe_experts_context(l, p->ticket, MOE_PHASE_BACKWARD, 100);
+	struct moe_context c = moe_experts_context(l, p->ticket, MOE_PHASE_BACKWARD, depth_of(l, true));
 	struct moe_moe_pass g = graph_pass(l, p);
 	struct moe_space_slot *s = moe_space_slot(l, p);
 	struct moe_stream *go = &s->grad_out[p->ring];
@@ -442,7 +448,7 @@ enum moe_status moe_experts_wait(struct moe_expert_layer *l)
 
 static enum moe_status repack(struct moe_expert_layer *l)
 {
-	struct moe_context c = moe_experts_context(l, l->ticket, MOE_PHASE_BACKWARD, 100);
+	struct moe_context c = moe_experts_context(l, l->ticket, MOE_PHASE_BACKWARD, depth_of(l, true));
 	struct moe_space *s = l->space;
 	struct moe_ring_owner *o = s->ring.n ? &s->owner[l->number % s->ring.n] : NULL;
 	enum moe_status st;
