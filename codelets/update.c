@@ -5,13 +5,16 @@
 
 #include <math.h>
 
-#define UPDATE_ELEMENTS 8192 /* of one call: what is updated is still in L1 and L2 when it is packed */
+/* of one call: what is updated is still in L1 (LoRA) or L2 when it is packed */
+#define UPDATE_ELEMENTS 8192
+#define UPDATE_BASE_ELEMENTS 65536
 
 /* One piece by runs of rows that begin at a panel of their matrix. */
 static void update_piece(const struct moe_param *p, int e, const struct moe_adamw *adamw)
 {
 	int64_t rows = p->stack * p->rows;
-	int64_t run = MOE_MAX(UPDATE_ELEMENTS / MOE_MAX(p->cols, 1) / 16, 1) * 16;
+	int64_t most = p->weight ? UPDATE_BASE_ELEMENTS : UPDATE_ELEMENTS;
+	int64_t run = MOE_MAX(most / MOE_MAX(p->cols, 1) / 16, 1) * 16;
 
 	for (int64_t n0 = 0; n0 < rows;) {
 		int64_t matrix_end = (n0 / p->rows + 1) * p->rows;

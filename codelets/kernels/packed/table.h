@@ -29,7 +29,7 @@ MOE_BIND_WITH(OWN(to_bf16), weight_pack,
 	      (struct moe_weight * W, const void *src, enum moe_dtype dtype, int64_t n, int64_t k,
 	       int64_t ld, enum moe_weight_use use),
 	      W, src, dtype, n, k, ld, use)
-MOE_BIND_WITH(OWN(to_bf16), weight_repack,
+MOE_BIND_WITH(OWN(pack_rows), weight_repack,
 	      (const struct moe_weight *W, const float *src, int64_t n0, int64_t n1), W, src, n0, n1)
 MOE_BIND(void, weight_unpack, (const struct moe_weight *W, int64_t n0, int64_t n1, float *dst), W,
 	 n0, n1, dst)

@@ -53,6 +53,14 @@ static void pack_panel(int64_t block, const uint16_t *const *row, int rows, int6
 }
 
 #ifdef __SSE2__
+/* n elements, whole cache lines, past the caches */
+static inline void stream_out(const uint16_t *line, int64_t n, uint16_t *dst)
+{
+	for (int64_t i = 0; i < n; i += 8)
+		_mm_stream_si128((__m128i *)(void *)(dst + i),
+				 _mm_load_si128((const __m128i *)(const void *)(line + i)));
+}
+
 /* `width` columns of 16 rows, past the caches */
 static inline void stream_line(int64_t block, const int width, const uint16_t *const *row,
 			       int64_t k0, uint16_t *dst)
@@ -63,9 +71,7 @@ static inline void stream_line(int64_t block, const int width, const uint16_t *c
 		pack_line(8, width, row, MOE_PACK_N, k0, line);
 	else
 		pack_line(32, width, row, MOE_PACK_N, k0, line);
-	for (int i = 0; i < MOE_PACK_N * width; i += 8)
-		_mm_stream_si128((__m128i *)(void *)(dst + i),
-				 _mm_load_si128((const __m128i *)(void *)(line + i)));
+	stream_out(line, MOE_PACK_N * width, dst);
 }
 
 /*
@@ -125,6 +131,11 @@ static void stream_panel(int64_t block, const uint16_t *const row[MOE_PACK_N], i
 {
 	(void)ld;
 	pack_panel(block, row, MOE_PACK_N, k, dst);
+}
+
+static void stream_out(const uint16_t *line, int64_t n, uint16_t *dst)
+{
+	memcpy(dst, line, (size_t)n * sizeof *dst);
 }
 
 static void stream_fence(void)
@@ -231,16 +242,36 @@ void moe_packed_weight_pack(const struct moe_tiles *t, moe_to_bf16 *to_bf16, str
 		stream_fence();
 }
 
-void moe_packed_weight_repack(const struct moe_tiles *t, moe_to_bf16 *to_bf16,
+/* A panel of f32 rows that are in the cache; what is written is not read soon. */
+static void stream_rows(int64_t block, moe_pack_rows *pack, const float *src, int64_t k, int64_t kp,
+			uint16_t *dst)
+{
+	_Alignas(64) uint16_t line[MOE_PACK_N * STREAM_LINE];
+
+	for (int64_t k0 = 0; k0 < kp; k0 += STREAM_LINE) {
+		int64_t width = MOE_MIN(STREAM_LINE, kp - k0);
+
+		pack(block, MOE_PACK_N, MOE_MIN(k - k0, width), width, src + k0, k, 1, line);
+		stream_out(line, MOE_PACK_N * width, dst + MOE_PACK_N * k0);
+	}
+}
+
+void moe_packed_weight_repack(const struct moe_tiles *t, moe_pack_rows *pack,
 			      const struct moe_weight *W, const float *src, int64_t n0, int64_t n1)
 {
 	int64_t k = W->k, kp = moe_round_up(k, MOE_PACK_K), stride = moe_packed_stride(kp);
-	bool stream = moe_packed_bytes(W->n, kp) >= STREAM_BYTES;
+	bool stream = moe_packed_bytes(W->n, kp) >= STREAM_BYTES && kp % 32 == 0;
 
 	MOE_ASSERT(n0 % MOE_PACK_N == 0 && W->layout == t->layout);
-	for (int64_t n = n0; n < n1; n += MOE_PACK_N)
-		pack_rows(block_k(t), to_bf16, (const char *)(src + (n - n0) * k), MOE_F32, n1 - n, k, k, 0, kp,
-			  stream, (uint16_t *)W->data + n / MOE_PACK_N * stride);
+	for (int64_t n = n0; n < n1; n += MOE_PACK_N, src += MOE_PACK_N * k) {
+		int rows = (int)MOE_MIN(MOE_PACK_N, n1 - n);
+		uint16_t *dst = (uint16_t *)W->data + n / MOE_PACK_N * stride;
+
+		if (stream && rows == MOE_PACK_N)
+			stream_rows(block_k(t), pack, src, k, kp, dst);
+		else
+			pack(block_k(t), rows, k, kp, src, k, 1, dst);
+	}
 	if (stream)
 		stream_fence();
 }
