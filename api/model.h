@@ -28,6 +28,7 @@ struct moe_lora_plan {
 	bool partial[MOE_ADAPTER_TARGETS]; /* not in every layer that could have it */
 	int gate_up_rank, down_rank;
 	bool share_a, rslora;
+	bool router_weights; /* the adapter has the routers' weights themselves */
 };
 
 /* LoRA of a router, folded into its weight: W = base + scale B A in f32, which is small. */
@@ -56,10 +57,40 @@ struct moe_model {
 	char backward_text[32];
 	struct moe_ticket *ticket; /* of evaluation and logits */
 	atomic_flag busy;
+	const char *output_dir; /* of the training that is running: not owned */
+	int64_t slice_elements; /* of arrays that are trained whole */
 	int64_t text; /* tokens whose keys and values slot 0 has */
 	int64_t non_finite;
-	double load_seconds;
+	double load_seconds, touch_seconds;
+	int64_t touched_bytes;
 };
+
+/* ---- whole training: api/model_full.c ---- */
+
+/* Whether a role's weights are trained themselves. */
+bool moe_model_trains(const struct moe_model *m, enum moe_role role);
+/* The dtype that weights of a role are packed from; loaded: the checkpoint's. */
+enum moe_dtype moe_model_packed_dtype(const struct moe_model *m, enum moe_role role,
+				      enum moe_dtype loaded);
+/* What cannot be had with params.method, before anything is loaded. */
+enum moe_status moe_model_check_method(const struct moe_model *m);
+/* The lists of what is trained; they stay empty until memory is taken. */
+enum moe_status moe_model_shape_trained(struct moe_model *m);
+/* A role's array, or chunk of the vocabulary; NULL: it is not trained, or belongs to the experts. */
+struct moe_trained *moe_model_trained(const struct moe_model *m, enum moe_role role, int layer, int chunk);
+/* Its memory; weight (NULL: a vector) is [rows, cols]. */
+enum moe_status moe_model_alloc_trained(struct moe_model *m, enum moe_role role, int layer, int chunk,
+					struct moe_weight *weight, float *vector, int64_t rows,
+					int64_t cols, int part);
+void moe_model_free_trained(struct moe_model *m);
+/* Of experts: key of the layer for stochastic rounding. */
+uint64_t moe_model_rounding_key(const struct moe_model *m, enum moe_role role, int layer);
+int64_t moe_model_whole_params(const struct moe_model *m);
+/* Bytes beside the packed weights, and handles, for the memory plan. */
+size_t moe_model_whole_bytes(const struct moe_model *m);
+int64_t moe_model_whole_handles(const struct moe_model *m);
+/* moe_model_save for whoever is inside. */
+enum moe_status moe_model_write_checkpoint(struct moe_model *m, const char *dir);
 
 enum moe_status moe_model_enter(struct moe_model *m);
 void moe_model_leave(struct moe_model *m);

@@ -172,6 +172,11 @@ void moe_memory_free(struct moe_engine *e, void *p);
 int moe_memory_node(struct moe_engine *e, const void *p);
 /* The largest allocation there is now. */
 size_t moe_memory_largest(struct moe_engine *e);
+/*
+ * Maps the pages of all large allocations of a purpose by the threads of their parts, so that no task pays for
+ * it. Bytes touched. Nothing may be outstanding.
+ */
+size_t moe_memory_touch(struct moe_engine *e, const char *purpose);
 /* Bytes allocated now for a purpose (NULL: all) on a part (-1: all parts). */
 size_t moe_memory_bytes(struct moe_engine *e, const char *purpose, int part);
 

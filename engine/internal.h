@@ -31,7 +31,16 @@ struct moe_topology {
 };
 
 /* One placed allocation. */
-struct moe_block_header;
+/* One piece of memory with a home (memory.c); the list is under memory_lock. */
+struct moe_block_header {
+	struct moe_block_header *next, **link;
+	void *base;    /* what to give back */
+	size_t mapped; /* bytes of the mapping, 0: heap */
+	size_t bytes;
+	void *data;
+	int part, node;
+	const char *purpose;
+};
 
 /* Written by one worker, read by anyone; ns. */
 struct moe_worker_clock {

@@ -18,6 +18,7 @@ static struct moe_token_args token_args(const struct moe_moe_pass *p, int block,
 		.ffn_state = p->ffn_state,
 		.t0 = moe_block_begin(block),
 		.t1 = moe_block_end(block, T),
+		.share = p->share > 0 ? p->share : 1,
 	};
 }
 
@@ -308,8 +309,8 @@ static enum moe_status submit_shared_bwd(const struct moe_context *c, struct moe
 					 struct moe_stream *grad_out, bool first)
 {
 	struct moe_slot_tensors *s = p->st;
-	struct moe_token_args all = token_args(p, 0, grad_out->T);
-	struct moe_tensor *in[2];
+	struct moe_tensor *in[3];
+	struct moe_tensor_list list = { in, 3 };
 
 	for (int b = 0; p->ffn && b < grad_out->n_blocks; b++) {
 		struct moe_token_args a = token_args(p, b, grad_out->T);
@@ -319,15 +320,14 @@ static enum moe_status submit_shared_bwd(const struct moe_context *c, struct moe
 		MOE_TRY(moe_task_ffn_bwd(c, &a, b, s->ffn[b], s->grad_out[p->ring].out, p->ffn_lora,
 					 s->scratch, NULL, s->shared.block[b]));
 	}
-	if (!p->ffn || !p->lt->grad_shared)
+	if (!p->ffn || !p->ffn_trained)
 		return MOE_OK;
-	all.t1 = grad_out->T;
-	all.first = first;
-	all.residual = grad_out->data;
 	MOE_TRY(moe_join_submit(c, &s->route_all, s->shared.block, grad_out->n_blocks, NULL));
 	in[0] = s->route_all.out;
 	in[1] = s->grad_out[p->ring].out; /* read here too */
-	return moe_task_ffn_grad(c, &all, in, 2, s->scratch, p->lt->grad_shared);
+	in[2] = s->scratch;
+	return moe_trained_ffn_grads(c, p->ffn, p->ffn_state, grad_out->data, grad_out->T, first, &list,
+				     p->ffn_trained);
 }
 
 static enum moe_status submit_route_bwd(const struct moe_context *c, struct moe_moe_pass *p,
@@ -478,24 +478,34 @@ enum moe_status moe_graph_moe_update_base(const struct moe_context *c, const str
 					  const struct moe_optimizer_step *o)
 {
 	struct moe_tensor *norm = o->norm ? o->norm_ready : NULL;
-	struct moe_update_args router = { .adamw = o->adamw, .norm = o->norm, .n = 1 };
 
 	for (int i = 0; i < l->P * l->G; i++) {
 		int p = i / l->G, g = i % l->G;
 		struct moe_update_args a = { .adamw = o->adamw, .norm = o->norm };
 		struct moe_repack_args again = { .layer = l, .part = p, .group = g };
-		struct moe_tensor *params[2] = { lt->masters[i], lt->weights[i] };
-		bool packs = l->part[p].base[MOE_GATE].weight != NULL;
+		struct moe_tensor *params[2] = { lt->masters ? lt->masters[i] : NULL, lt->weights[i] };
+		bool own = l->part[p].base[MOE_GATE].own != NULL, packs = l->part[p].base[MOE_GATE].weight != NULL;
 
 		base_ranges(l, i, &a);
-		MOE_TRY(moe_task_update(c, &a, g, p, &lt->grad_base[i], 1, norm, params, packs ? 2 : 1));
-		if (!packs)
-			MOE_TRY(moe_task_repack(c, &again, lt->masters[i], lt->weights[i]));
+		MOE_TRY(moe_task_update(c, &a, g, p, &lt->grad_base[i], 1, norm, own ? params + 1 : params,
+					packs ? 2 : 1));
+		if (l->transposed || (!own && !packs))
+			MOE_TRY(moe_task_repack(c, &again, own ? NULL : lt->masters[i], lt->weights[i]));
 	}
-	if (!lt->router)
+	return moe_graph_moe_update_router(c, l, lt, o);
+}
+
+enum moe_status moe_graph_moe_update_router(const struct moe_context *c, const struct moe_experts *l,
+					    struct moe_layer_tensors *lt,
+					    const struct moe_optimizer_step *o)
+{
+	struct moe_update_args router = { .adamw = o->adamw, .norm = o->norm, .n = 1 };
+
+	if (!l->router_param.m)
 		return MOE_OK;
 	router.range[0] = (struct moe_range){ &l->router_param, 0, 1 };
-	return moe_task_update(c, &router, -1, -1, &lt->grad_router, 1, norm, &lt->router, 1);
+	return moe_task_update(c, &router, -1, -1, &lt->grad_router, 1, o->norm ? o->norm_ready : NULL,
+			       &lt->router, 1);
 }
 
 enum moe_status moe_graph_moe_take_base(const struct moe_context *c, const struct moe_experts *l,

@@ -162,7 +162,11 @@ static struct stored_case case_of(const char *format_name, int64_t n, int64_t k)
 {
 	struct stored_case c = { format_name,
 				 0,
-				 { "X.codes", "X.scale", "X.zero", { 0 }, { 0 }, { 0 }, n, k } };
+				 { .codes_name = "X.codes",
+				   .scale_name = "X.scale",
+				   .zero_name = "X.zero",
+				   .n = n,
+				   .k = k } };
 
 	if (!strcmp(format_name, "fp8")) {
 		c.s.codes = array(MOE_F8_E4M3, 2, n, k, 0);
