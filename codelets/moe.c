@@ -13,6 +13,8 @@ void moe_param_pack(const struct moe_param *p, int e, int64_t first, int64_t cou
 	const float *src = p->value + (int64_t)e * p->piece;
 	const struct moe_kernels *k = moe_kernels();
 
+	if (p->weight)
+		k->weight_repack(&p->weight[e], src + first * p->cols, first, first + count);
 	for (int i = 0; i < p->stack && p->packed; i++, src += p->rows * p->cols) {
 		int64_t n0 = MOE_MAX(first - i * p->rows, 0);
 		int64_t n1 = MOE_MIN(first + count - i * p->rows, p->rows);
