@@ -78,6 +78,7 @@ const struct moe_format moe_format_gptq = {
 	.bits = 4,
 	.codes = MOE_CODES_TABLE,
 	.values = moe_int4_values,
+	.compute = MOE_COMPUTE_INT16,
 	.scale = MOE_F16,
 	.layout = {
 		{ ".qweight", ".scales", ".qzeros", MOE_I32, open },
