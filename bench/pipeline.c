@@ -10,6 +10,7 @@
 #include "engine/base.h"
 
 #include <getopt.h>
+#include <math.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -27,6 +28,7 @@ static const char usage[] =
 	"  --backward M         direct, shared:N, resident or auto (default)\n"
 	"  --policy P           StarPU's scheduling policy\n"
 	"  --traces DIR         keep the traces there\n"
+	"  --read DIR           run nothing: read those traces (of the same --steps and --warm-up)\n"
 	"  --json               one line of JSON\n";
 
 static bool take_number(const char *text, int low, int *out)
@@ -80,6 +82,9 @@ static bool take_option(int c, const char *text, struct pipeline_options *o)
 	case 'r':
 		o->trace_dir = text;
 		return true;
+	case 'R':
+		o->read_dir = o->trace_dir = text;
+		return true;
 	case 'j':
 		return o->json = true;
 	default:
@@ -96,6 +101,7 @@ static const struct option options[] = {
 	{ "max-grad-norm", required_argument, NULL, 'c' }, { "only", required_argument, NULL, 'o' },
 	{ "group-size", required_argument, NULL, 'g' },	  { "backward", required_argument, NULL, 'b' },
 	{ "policy", required_argument, NULL, 'p' },	  { "traces", required_argument, NULL, 'r' },
+	{ "read", required_argument, NULL, 'R' },
 	{ "json", no_argument, NULL, 'j' },		  { "help", no_argument, NULL, 'h' },
 	{ NULL, 0, NULL, 0 },
 };
@@ -144,13 +150,14 @@ static enum moe_status run_all(const struct pipeline_options *o, struct pipeline
 
 	if (!dir)
 		return moe_fail(MOE_ERR_IO, "/tmp: no folder for traces");
-	st = pipeline_data_make(o, &data);
+	memset(&data, 0, sizeof data);
+	st = o->read_dir ? MOE_OK : pipeline_data_make(o, &data);
 	for (int i = 0; i < n && st == MOE_OK; i++) {
 		char *trace = moe_format("%s/%s.mxt", dir, runs[i].name);
 
 		if (!trace)
 			st = moe_fail(MOE_ERR_NOMEM, "no memory for a file name");
-		else if (wanted(o, runs[i].name))
+		else if (wanted(o, runs[i].name) && !o->read_dir)
 			st = pipeline_run(o, &data, &runs[i], trace);
 		if (st == MOE_OK && wanted(o, runs[i].name))
 			st = pipeline_read(&runs[i], trace);
@@ -209,6 +216,9 @@ int main(int argc, char **argv)
 	for (int i = 0; i < n; i++) {
 		runs[i].workers = i < 4 ? o.workers : 1;
 		runs[i].clip = i % 2 ? o.clip : 0;
+		runs[i].load = runs[i].norm = NAN;
+		runs[i].steps = o.steps;
+		runs[i].first_step = o.warm_up + 2;
 	}
 	if (run_all(&o, runs, n) != MOE_OK) {
 		fprintf(stderr, "bench_pipeline: %s\n", moe_last_error());

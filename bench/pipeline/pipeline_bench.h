@@ -18,7 +18,7 @@ struct pipeline_options {
 	int tokens, micro_batches;			 /* tokens of each */
 	int workers, steps, warm_up;
 	int group_size;
-	const char *policy, *backward, *trace_dir, *only; /* only: names of runs, by commas; NULL: all */
+	const char *policy, *backward, *trace_dir, *only, *read_dir; /* only: names of runs, by commas; NULL: all */
 	double clip;					   /* of the runs with clipping */
 	bool json;
 };
@@ -32,6 +32,7 @@ struct pipeline_run {
 	int first_step; /* whose trace counts, of `steps` */
 	int steps;
 	double step, task_sum, setup; /* per step */
+	double busy;		      /* share of the workers' time in tasks */
 	double idle[5];	       /* share of the workers' time by cause: names in pipeline_cause */
 	double update_time, repack_time, update_exposed, repack_exposed, blocked, on_path; /* shares of the time */
 	double load;	       /* average, at its start */

@@ -70,12 +70,32 @@ static double number(const cJSON *json, const char *a, const char *b, const char
 	return cJSON_IsNumber(at) ? at->valuedouble : 0;
 }
 
-static void take(struct pipeline_run *r, const cJSON *json)
+/*
+ * Task times of a step: mean of each kind in the counted steps, times its tasks per step of the whole trace. Steps
+ * overlap, so a window holds a part of the next one and lacks what ran before it.
+ */
+static double task_sum(const cJSON *json, const cJSON *all, int steps)
+{
+	const cJSON *kinds = cJSON_GetObjectItem(cJSON_GetObjectItem(json, "times"), "kinds"), *kind;
+	double sum = 0;
+
+	cJSON_ArrayForEach(kind, kinds)
+	{
+		const cJSON *whole = cJSON_GetObjectItem(cJSON_GetObjectItem(all, "times"), "kinds");
+
+		sum += number(kind, "time_ns", NULL, NULL) / number(kind, "tasks", NULL, NULL) *
+		       number(whole, kind->string, "tasks", NULL) / steps;
+	}
+	return 1e-9 * sum;
+}
+
+static void take(struct pipeline_run *r, const cJSON *json, const cJSON *all)
 {
 	double time = number(json, "rates", "makespan_ns", NULL), whole = number(json, "idle", "worker_ns", NULL);
 
 	r->step = 1e-9 * time / r->steps;
-	r->task_sum = 1e-9 * number(json, "times", "time_ns", NULL) / r->steps;
+	r->task_sum = task_sum(json, all, r->steps + 2);
+	r->busy = number(json, "idle", "busy_ns", NULL) / whole;
 	for (int i = 0; i < 5; i++) {
 		char key[32];
 
@@ -93,38 +113,60 @@ static void take(struct pipeline_run *r, const cJSON *json)
 	r->done = time > 0 && whole > 0;
 }
 
-enum moe_status pipeline_read(struct pipeline_run *r, const char *trace)
+static enum moe_status check_trace(const char *tool, const char *trace)
 {
-	char *tool = trace_tool(), *check = NULL, *summary = NULL, *text = NULL;
+	char *command = moe_format("'%s' check '%s'", tool, trace), *text;
 	enum moe_status st = MOE_OK;
-	cJSON *json = NULL;
 	bool good;
 
-	check = moe_format("'%s' check '%s'", tool, trace);
-	summary = moe_format("'%s' summary --json --step %d:%d '%s'", tool, r->first_step,
-			     r->first_step + r->steps - 1, trace);
-	if (!tool || !check || !summary) {
-		st = moe_fail(MOE_ERR_NOMEM, "no memory for a command");
-		goto out;
-	}
-	text = output_of(check, &good);
-	if (!good) {
-		st = moe_fail(MOE_ERR_RUNTIME, "%s: the trace is not right:\n%s", check, text ? text : "");
-		goto out;
-	}
+	if (!command)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for a command");
+	text = output_of(command, &good);
+	if (!good)
+		st = moe_fail(MOE_ERR_RUNTIME, "%s: the trace is not right:\n%s", command, text ? text : "");
 	free(text);
-	text = output_of(summary, &good);
+	moe_free(command);
+	return st;
+}
+
+/* Summary of the steps first..last, or NULL and an error. */
+static cJSON *summary_of(const char *tool, const char *trace, int first, int last)
+{
+	char *command = moe_format("'%s' summary --json --step %d:%d '%s'", tool, first, last, trace), *text;
+	cJSON *json;
+	bool good;
+
+	if (!command) {
+		moe_fail(MOE_ERR_NOMEM, "no memory for a command");
+		return NULL;
+	}
+	text = output_of(command, &good);
 	json = good ? cJSON_Parse(text) : NULL;
-	if (json)
-		take(r, json);
-	if (!json || !r->done)
-		st = moe_fail(MOE_ERR_RUNTIME, "%s: no summary that can be read", summary);
-out:
-	cJSON_Delete(json);
+	if (!json)
+		moe_fail(MOE_ERR_RUNTIME, "%s: no summary that can be read", command);
 	free(text);
+	moe_free(command);
+	return json;
+}
+
+enum moe_status pipeline_read(struct pipeline_run *r, const char *trace)
+{
+	char *tool = trace_tool();
+	cJSON *json = NULL, *all = NULL;
+	enum moe_status st = tool ? check_trace(tool, trace) : moe_fail(MOE_ERR_NOMEM, "no memory for a command");
+
+	if (st == MOE_OK) {
+		json = summary_of(tool, trace, r->first_step, r->first_step + r->steps - 1);
+		all = json ? summary_of(tool, trace, r->first_step - 1, r->first_step + r->steps) : NULL;
+		st = all ? MOE_OK : MOE_ERR_RUNTIME;
+	}
+	if (st == MOE_OK)
+		take(r, json, all);
+	if (st == MOE_OK && !r->done)
+		st = moe_fail(MOE_ERR_RUNTIME, "%s: nothing was counted", trace);
+	cJSON_Delete(json);
+	cJSON_Delete(all);
 	moe_free(tool);
-	moe_free(check);
-	moe_free(summary);
 	return st;
 }
 
@@ -155,7 +197,7 @@ static int bars_of(const struct pipeline_run *r, const struct pipeline_run *one,
 
 	bars[n] = (struct bar){ .value = waiting(r), .limit = BAR_IDLE };
 	snprintf(bars[n++].what, sizeof bars->what, "%s: idle by submission, dependency, placement", r->name);
-	bars[n] = (struct bar){ .value = r->step / (r->task_sum / r->workers), .limit = BAR_STEP };
+	bars[n] = (struct bar){ .value = 1 / r->busy, .limit = BAR_STEP };
 	snprintf(bars[n++].what, sizeof bars->what, "%s: step / (task times / workers)", r->name);
 	if (one) {
 		bars[n] = (struct bar){ .value = r->task_sum / one->task_sum - 1, .limit = BAR_SUM };
@@ -194,6 +236,7 @@ static void print_json(const struct pipeline_options *o, const struct pipeline_r
 		cJSON_AddNumberToObject(one, "steps", r->steps);
 		cJSON_AddNumberToObject(one, "step_ms", r->step * 1e3);
 		cJSON_AddNumberToObject(one, "task_ms", r->task_sum * 1e3);
+		cJSON_AddNumberToObject(one, "busy", r->busy);
 		for (int c = 0; c < 5; c++) {
 			char key[32];
 
@@ -206,7 +249,8 @@ static void print_json(const struct pipeline_options *o, const struct pipeline_r
 		cJSON_AddNumberToObject(one, "repack_exposed", r->repack_exposed);
 		cJSON_AddNumberToObject(one, "blocked", r->blocked);
 		cJSON_AddNumberToObject(one, "on_path", r->on_path);
-		cJSON_AddNumberToObject(one, "load", r->load);
+		if (isfinite(r->load))
+			cJSON_AddNumberToObject(one, "load", r->load);
 		cJSON_AddNumberToObject(one, "setup_s", r->setup);
 		snprintf(hash, sizeof hash, "%016llx", (unsigned long long)r->weights_hash);
 		cJSON_AddStringToObject(one, "weights_hash", hash);
@@ -272,7 +316,7 @@ bool pipeline_print(const struct pipeline_options *o, const struct pipeline_run 
 	}
 	for (int i = 0; i < n; i++)
 		for (int j = 0; j < i; j++)
-			if (runs[i].done && runs[j].done && runs[i].clip == runs[j].clip &&
+			if (!o->read_dir && runs[i].done && runs[j].done && runs[i].clip == runs[j].clip &&
 			    runs[i].weights_hash != runs[j].weights_hash) {
 				all = false;
 				fprintf(stderr, "bench_pipeline: %s and %s end with other weights\n", runs[j].name,

@@ -189,8 +189,6 @@ static enum moe_status train(struct run *x, const char *trace)
 	if (st == MOE_OK)
 		st = moe_trace_start(x->engine, &p);
 	/* the first and the last are not counted: no step before one, none after the other */
-	x->r->first_step = (int)x->steps + 2;
-	x->r->steps = o->steps;
 	for (int i = 0; i < o->steps + 2 && st == MOE_OK; i++)
 		st = step(x);
 	if (st == MOE_OK)

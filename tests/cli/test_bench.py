@@ -101,7 +101,7 @@ class Pipeline(unittest.TestCase):
         for run in got["runs"]:
             self.assertEqual(run["steps"], 2)
             self.assertGreater(run["task_ms"], 0)
-            self.assertGreaterEqual(run["workers"] * run["step_ms"], run["task_ms"])
+            self.assertTrue(0 < run["busy"] <= 1, run)
             self.assertEqual("grad_norm" in run, run["name"].endswith("clip"))
             self.assertLessEqual(run["update_exposed"], run["update_share"])
             self.assertEqual(len(run["bars"]), 4 if run["name"].startswith("overlap") else 0)
