@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checkpoints and adapters as files: merging, converting. Needs no engine. */
 #include "model/adapters/adapter_form.h"
+#include "model/convert.h"
 #include "model/file.h"
 #include "model/inspect.h"
 #include "model/merge.h"
@@ -16,9 +17,6 @@ enum moe_status moe_merge(const struct moe_merge_params *params, struct moe_merg
 		return moe_fail(MOE_ERR_ARG, "merge result: struct_size is not set");
 	if (!params->model || !params->adapter || !params->output_dir)
 		return moe_fail(MOE_ERR_ARG, "merge params: model, adapter or output_dir is NULL");
-	if (params->weights && strcmp(params->weights, "keep") != 0)
-		return moe_fail(MOE_ERR_UNSUPPORTED, "weights \"%s\": only keep can be merged into",
-				params->weights);
 	if (params->max_shard_bytes < 0)
 		return moe_fail(MOE_ERR_ARG, "max_shard_bytes is %lld",
 				(long long)params->max_shard_bytes);
@@ -76,7 +74,25 @@ enum moe_status moe_convert_adapter(const struct moe_convert_params *p,
 	return status;
 }
 
-enum moe_status moe_inspect(const char *path, char **json)
+enum moe_status moe_convert_model(const struct moe_convert_model_params *p,
+				  struct moe_convert_model_result *result)
+{
+	struct moe_convert_model_result own = { .struct_size = sizeof own };
+
+	if (!p || p->struct_size < sizeof *p || (result && result->struct_size < sizeof *result))
+		return moe_fail(MOE_ERR_ARG, "convert params: struct_size is not set");
+	if (!p->in || !p->out || !p->weights)
+		return moe_fail(MOE_ERR_ARG, "convert params: in, out or weights is NULL");
+	if (p->max_shard_bytes < 0 || p->threads < 0)
+		return moe_fail(MOE_ERR_ARG, "convert params: max_shard_bytes %lld, threads %d",
+				(long long)p->max_shard_bytes, p->threads);
+	if (!strcmp(p->weights, "keep"))
+		return moe_fail(MOE_ERR_ARG, "weights \"keep\" converts nothing");
+	return moe_convert_model_run(p, NULL, NULL, result ? result : &own);
+}
+
+enum moe_status moe_inspect_with(const char *path, const struct moe_inspect_params *params,
+				 char **json)
 {
 	enum moe_status status;
 	cJSON *o = NULL;
@@ -84,8 +100,10 @@ enum moe_status moe_inspect(const char *path, char **json)
 
 	if (!path || !json)
 		return moe_fail(MOE_ERR_ARG, "path or json is NULL");
+	if (params && params->struct_size < sizeof *params)
+		return moe_fail(MOE_ERR_ARG, "inspect params: struct_size is not set");
 	*json = NULL;
-	status = moe_inspect_path(path, &o);
+	status = moe_inspect_path(path, params, &o);
 	if (status != MOE_OK)
 		return status;
 	text = cJSON_PrintUnformatted(o);
@@ -93,6 +111,11 @@ enum moe_status moe_inspect(const char *path, char **json)
 	cJSON_free(text);
 	cJSON_Delete(o);
 	return *json ? MOE_OK : moe_fail(MOE_ERR_NOMEM, "out of memory");
+}
+
+enum moe_status moe_inspect(const char *path, char **json)
+{
+	return moe_inspect_with(path, NULL, json);
 }
 
 void moe_text_free(char *text)

@@ -5,7 +5,10 @@
 #include "model/arch_reader.h"
 
 #include "codelets/ffn_bwd.h"
+#include "codelets/ffn_lora_grad.h"
 #include "model/adapters/adapter_form.h"
+
+#include <math.h>
 
 enum moe_status moe_model_enter(struct moe_model *m)
 {
@@ -36,6 +39,10 @@ static enum moe_status take_params(struct moe_model *m, const struct moe_model_p
 				"model params: max_tokens %d, slots %d (at most %d), lora_rank %d, "
 				"expert_rank %d, lora_alpha %g", p->max_tokens, p->slots,
 				MOE_MODEL_SLOTS, p->lora_rank, p->expert_rank, p->lora_alpha);
+	if (!(p->aux_coef >= 0 && p->aux_coef < INFINITY && p->z_coef >= 0 && p->z_coef < INFINITY))
+		return moe_fail(MOE_ERR_ARG, "model params: aux_coef %g, z_coef %g", p->aux_coef, p->z_coef);
+	if (p->keep_text && (!p->inference_only || p->slots > 1))
+		return moe_fail(MOE_ERR_ARG, "model params: keep_text needs inference_only and one slot");
 	MOE_TRY(moe_adapter_form_find(p->adapter_format, &form));
 	m->params = *p;
 	m->params.adapter_format = form->name;
@@ -44,6 +51,11 @@ static enum moe_status take_params(struct moe_model *m, const struct moe_model_p
 	m->params.lora_targets = NULL;
 	if (!m->params.dir)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for a model");
+	MOE_TRY(moe_model_check_method(m));
+	if (p->adapter && p->method == MOE_METHOD_FULL)
+		return moe_fail(MOE_ERR_ARG,
+				"method full has no adapter, but %s is one: merge it into a checkpoint first",
+				p->adapter);
 	if (!p->max_tokens)
 		m->params.max_tokens = 512;
 	if (!p->slots)
@@ -60,7 +72,8 @@ static enum moe_status reserve_scratch(struct moe_model *m)
 		const struct moe_decoder_layer *l = &d->layers[i];
 
 		if (l->ffn)
-			scratch = MOE_MAX(scratch, moe_ffn_scratch(l->ffn));
+			scratch = MOE_MAX(scratch, MOE_MAX(moe_ffn_scratch(l->ffn),
+							   moe_ffn_lora_grad_scratch(l->ffn)));
 		if (l->experts)
 			scratch = MOE_MAX(scratch,
 					  moe_experts_worker_scratch(l->experts,
@@ -166,12 +179,26 @@ static enum moe_status load(struct moe_model *m, const char *adapter_dir, const 
 		MOE_TRY_GOTO(moe_model_set_adapter(m, adapter), status, out);
 	else
 		MOE_TRY_GOTO(moe_model_fold(m), status, out);
-	moe_model_folded_done(m);
 	status = make_runtime(m);
 out:
 	moe_adapter_free(adapter);
 	moe_safetensors_close(st);
 	return status;
+}
+
+/* Gradients and moments are written first in the first step; masters were, when they were loaded. */
+static void touch(struct moe_model *m)
+{
+	double start = moe_now();
+
+	if (m->params.inference_only)
+		return;
+	m->touched_bytes = (int64_t)(moe_memory_touch(m->engine, "gradients") +
+				     moe_memory_touch(m->engine, "moments"));
+	m->touch_seconds = moe_now() - start;
+	if (m->touched_bytes)
+		moe_log(MOE_LOG_INFO, "touched %.2f GB of gradients and moments in %.2f s",
+			(double)m->touched_bytes * 1e-9, m->touch_seconds);
 }
 
 enum moe_status moe_model_open(struct moe_engine *engine, const struct moe_model_params *params,
@@ -197,6 +224,7 @@ enum moe_status moe_model_open(struct moe_engine *engine, const struct moe_model
 		st = load(m, params->adapter, params->lora_targets);
 	if (st != MOE_OK)
 		goto fail;
+	touch(m);
 	m->load_seconds = moe_now() - start;
 	*out = m;
 	return MOE_OK;
@@ -227,6 +255,7 @@ enum moe_status moe_model_get_info(struct moe_model *m, struct moe_model_info *i
 {
 	const struct moe_arch *a;
 	struct moe_param_count count;
+	struct moe_lora_count lora;
 	struct moe_engine_info engine = { .struct_size = sizeof engine };
 
 	if (!m || !info || info->struct_size < sizeof *info)
@@ -269,15 +298,26 @@ enum moe_status moe_model_get_info(struct moe_model *m, struct moe_model_info *i
 		.load_seconds = m->load_seconds,
 		.backward_weights = m->backward_text,
 		.expert_format = m->format ? m->format->name : NULL,
+		.method = m->params.method,
+		.masters = m->params.masters,
+		.whole_params = moe_model_whole_params(m),
+		.touched_bytes = m->touched_bytes,
+		.touch_seconds = m->touch_seconds,
 	};
-	for (int j = MOE_ADAPTER_Q; j <= MOE_ADAPTER_O; j++)
-		info->lora_rank = MOE_MAX(info->lora_rank, m->lora.rank[j]);
+	for (int j = 0; j < MOE_ADAPTER_TARGETS; j++)
+		if (j != MOE_ADAPTER_EXPERTS)
+			info->lora_rank = MOE_MAX(info->lora_rank, m->lora.rank[j]);
 	for (int i = 0; i < a->n_eos && i < 8; i++)
 		info->eos_ids[i] = a->eos_ids[i];
-	moe_model_count_lora(m, &info->attention_lora_params, &info->expert_lora_params,
-			     &info->other_lora_params);
+	lora = moe_model_count_lora(m);
+	info->attention_lora_params = lora.attention;
+	info->router_lora_params = lora.router;
+	info->router_weights = m->lora.router_weights;
+	info->shared_lora_params = lora.shared;
+	info->dense_lora_params = lora.dense;
+	info->expert_lora_params = lora.experts;
 	if (!m->params.inference_only)
-		info->trainable_params = info->attention_lora_params + info->expert_lora_params +
-					 info->other_lora_params;
+		info->trainable_params = lora.attention + lora.router + lora.shared + lora.dense +
+					 lora.experts + info->whole_params;
 	return MOE_OK;
 }

@@ -28,27 +28,24 @@ struct moe_lora_plan {
 	bool partial[MOE_ADAPTER_TARGETS]; /* not in every layer that could have it */
 	int gate_up_rank, down_rank;
 	bool share_a, rslora;
+	bool router_weights; /* the adapter has the routers' weights themselves */
 };
 
-/*
- * LoRA that is folded into its matrix, W = base + scale B A in f32: of routers, gates and MLPs,
- * which have no LoRA in the graph. base is kept for small ones (routers and gates).
- */
+/* LoRA of a router, folded into its weight: W = base + scale B A in f32, which is small. */
 struct moe_folded_lora {
 	int64_t n, k;
 	int r; /* 0: not adapted */
 	float scale;
-	float *a, *b, *base; /* [r, k], [n, r], [n, k] or NULL */
-	struct moe_router_lora *trained; /* a router's, whose values are a and b; NULL: frozen */
+	float *a, *b, *base; /* [r, k], [n, r], [n, k] */
+	struct moe_router_lora *trained; /* its values are a and b; NULL: frozen */
 };
-#define MOE_FOLDED (MOE_ADAPTER_TARGETS - MOE_ADAPTER_EXPERTS - 1) /* targets above the experts */
 
 struct moe_model {
 	struct moe_engine *engine;
 	struct moe_model_params params; /* dir and adapter owned; defaults filled in */
 	struct moe_arch arch;
 	struct moe_lora_plan lora;
-	struct moe_folded_lora (*folded)[MOE_FOLDED]; /* [layers]; NULL: none are adapted */
+	struct moe_folded_lora *folded; /* [layers], of routers; NULL: none are adapted */
 	struct moe_decoder decoder;
 	struct moe_decoder_tensors tensors;
 	struct moe_decoder_slot slot[MOE_MODEL_SLOTS];
@@ -60,9 +57,40 @@ struct moe_model {
 	char backward_text[32];
 	struct moe_ticket *ticket; /* of evaluation and logits */
 	atomic_flag busy;
+	const char *output_dir; /* of the training that is running: not owned */
+	int64_t slice_elements; /* of arrays that are trained whole */
+	int64_t text; /* tokens whose keys and values slot 0 has */
 	int64_t non_finite;
-	double load_seconds;
+	double load_seconds, touch_seconds;
+	int64_t touched_bytes;
 };
+
+/* ---- whole training: api/model_full.c ---- */
+
+/* Whether a role's weights are trained themselves. */
+bool moe_model_trains(const struct moe_model *m, enum moe_role role);
+/* The dtype that weights of a role are packed from; loaded: the checkpoint's. */
+enum moe_dtype moe_model_packed_dtype(const struct moe_model *m, enum moe_role role,
+				      enum moe_dtype loaded);
+/* What cannot be had with params.method, before anything is loaded. */
+enum moe_status moe_model_check_method(const struct moe_model *m);
+/* The lists of what is trained; they stay empty until memory is taken. */
+enum moe_status moe_model_shape_trained(struct moe_model *m);
+/* A role's array, or chunk of the vocabulary; NULL: it is not trained, or belongs to the experts. */
+struct moe_trained *moe_model_trained(const struct moe_model *m, enum moe_role role, int layer, int chunk);
+/* Its memory; weight (NULL: a vector) is [rows, cols]. */
+enum moe_status moe_model_alloc_trained(struct moe_model *m, enum moe_role role, int layer, int chunk,
+					struct moe_weight *weight, float *vector, int64_t rows,
+					int64_t cols, int part);
+void moe_model_free_trained(struct moe_model *m);
+/* Of experts: key of the layer for stochastic rounding. */
+uint64_t moe_model_rounding_key(const struct moe_model *m, enum moe_role role, int layer);
+int64_t moe_model_whole_params(const struct moe_model *m);
+/* Bytes beside the packed weights, and handles, for the memory plan. */
+size_t moe_model_whole_bytes(const struct moe_model *m);
+int64_t moe_model_whole_handles(const struct moe_model *m);
+/* moe_model_save for whoever is inside. */
+enum moe_status moe_model_write_checkpoint(struct moe_model *m, const char *dir);
 
 enum moe_status moe_model_enter(struct moe_model *m);
 void moe_model_leave(struct moe_model *m);
@@ -81,8 +109,10 @@ enum moe_status moe_model_write_adapter(struct moe_model *m, const char *dir);
 /* Targets, ranks and alphas from the parameters or the adapter (may be NULL). */
 enum moe_status moe_model_plan_lora(struct moe_model *m, const struct moe_adapter *adapter);
 /* Trainable values of the plan, and whether layer has target (plan and architecture). */
-void moe_model_count_lora(const struct moe_model *m, int64_t *attention, int64_t *experts,
-			  int64_t *gates);
+struct moe_lora_count {
+	int64_t attention, router, shared, dense, experts;
+};
+struct moe_lora_count moe_model_count_lora(const struct moe_model *m);
 static inline int moe_lora_rank(const struct moe_lora_plan *p, enum moe_adapter_target t, int layer)
 {
 	return p->on[t][layer] ? p->rank[t] : 0;
@@ -100,16 +130,23 @@ enum moe_status moe_model_load_weights(struct moe_model *m, const struct moe_saf
 enum moe_status moe_model_init_lora(struct moe_model *m);
 /* api/model_folded.c: memory and base, once the weights are there (st NULL: memory only). */
 enum moe_status moe_model_make_folded(struct moe_model *m, const struct moe_safetensors *st);
-/* Values of A and B, then all W. A matrix whose base was dropped cannot change: MOE_ERR_ARG. */
+/* Values of A and B, then all W. */
 enum moe_status moe_model_fold(struct moe_model *m);
-/* Drops the large bases. */
-void moe_model_folded_done(struct moe_model *m);
 void moe_model_free_folded(struct moe_model *m);
-static inline struct moe_folded_lora *moe_model_folded(struct moe_model *m, int layer,
-						       enum moe_adapter_target t)
+/* Of the MLP in a layer, for the targets of shared experts, their gate and dense MLPs. */
+static inline enum moe_ffn_matrix moe_ffn_matrix_of(enum moe_adapter_target t)
 {
-	return &m->folded[layer][t - MOE_ADAPTER_EXPERTS - 1];
+	return t == MOE_ADAPTER_SHARED_GATE ? MOE_FFN_SIGMOID
+					    : (enum moe_ffn_matrix)((t - MOE_ADAPTER_SHARED_FFN) % 3);
 }
+/* LoRA that is in the graph, of one matrix [out, in]: attention's projections and dense MLPs. */
+struct moe_single_lora {
+	struct moe_param *a, *b;
+	int64_t in, out;
+};
+/* false: the target is another, or not adapted in the layer. */
+bool moe_model_single(struct moe_model *m, int layer, enum moe_adapter_target t,
+		      struct moe_single_lora *out);
 enum moe_status moe_model_set_adapter(struct moe_model *m, const struct moe_adapter *adapter);
 /* The tensor of a role, whichever name it has. Absent: MOE_ERR_FORMAT naming it. */
 enum moe_status moe_model_find(const struct moe_model *m, const struct moe_safetensors *st,

@@ -20,6 +20,7 @@ struct job {
 	const struct moe_quantised *coded; /* or this: rows n0, n0 + step, ... */
 	int64_t n0, step;
 	const struct moe_format *as; /* a plain matrix becomes codes, in all parts */
+	const struct moe_trained *trained; /* of a dense weight, or NULL */
 };
 
 struct tensor {
@@ -158,10 +159,12 @@ static enum moe_status add(struct moe_pack *p, const struct job *j)
 	return MOE_OK;
 }
 
-enum moe_status moe_pack_weight(struct moe_pack *p, int part, struct moe_weight *w, const void *src,
+enum moe_status moe_pack_weight(struct moe_pack *p, int part, struct moe_weight *w,
+				const struct moe_trained *trained, const void *src,
 				enum moe_dtype dtype, int64_t n, int64_t k)
 {
 	return add(p, &(struct job){ .source = { w, src, n, k, k },
+				     .trained = trained,
 				     .dtype = dtype,
 				     .tensor = p->n_tensors - 1,
 				     .part = part });
@@ -302,6 +305,8 @@ static void run_plain(struct moe_pack *p, const struct job *j, int64_t *bad)
 	if (j->experts)
 		moe_experts_pack_part(j->experts, j->which, j->expert, j->part, j->matrix,
 				      j->dtype);
+	else if (j->trained)
+		moe_trained_set(j->trained, s->src, j->dtype);
 	else
 		moe_kernels()->weight_pack(s->w, s->src, j->dtype, s->n, s->k, s->ld, MOE_USE_GEMM);
 }

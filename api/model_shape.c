@@ -10,13 +10,40 @@
 
 #define MAX_MOE_HANDLES 36000 /* of 50,000: attention and the LM head need some too */
 
-static void shape_linear(struct moe_linear *l, int64_t n, int64_t k, int r)
+static void shape_linear(const struct moe_model *m, int layer, enum moe_adapter_target t, int64_t n,
+			 int64_t k, struct moe_linear *l)
 {
+	int r = moe_lora_rank(&m->lora, t, layer);
+
 	l->weight.n = n;
 	l->weight.k = k;
 	l->r = r;
+	if (r)
+		l->scale = (float)moe_lora_scaling(m->lora.rslora, r, m->lora.alpha[t]);
 	l->lora_a.piece = r * k;
 	l->lora_b.piece = r * n;
+}
+
+/* LoRA of the layer's shared experts or dense MLP; its memory comes later. */
+static void shape_ffn_lora(const struct moe_model *m, int layer, struct moe_ffn *f)
+{
+	bool moe = m->arch.layer_is_moe[layer];
+
+	for (int i = 0; i < MOE_FFN_MATRICES; i++) {
+		enum moe_adapter_target t = (enum moe_adapter_target)(
+			i != MOE_FFN_SIGMOID ? (moe ? MOE_ADAPTER_SHARED_FFN : MOE_ADAPTER_DENSE_FFN) + i
+					     : (int)MOE_ADAPTER_SHARED_GATE);
+		struct moe_matrix_lora *l = &f->lora[i];
+		int64_t n, k;
+
+		if ((i == MOE_FFN_SIGMOID && !moe) || !moe_lora_rank(&m->lora, t, layer))
+			continue;
+		moe_ffn_shape(f, i, &n, &k);
+		l->r = m->lora.rank[t];
+		l->scale = (float)moe_lora_scaling(m->lora.rslora, l->r, m->lora.alpha[t]);
+		l->a.piece = l->r * k;
+		l->b.piece = l->r * n;
+	}
 }
 
 static enum moe_status shape_layer(struct moe_model *m, int i)
@@ -26,10 +53,10 @@ static enum moe_status shape_layer(struct moe_model *m, int i)
 	int64_t q = (int64_t)a->n_heads * a->head_dim, kv = (int64_t)a->n_kv_heads * a->head_dim;
 	int64_t ffn = a->layer_is_moe[i] ? a->shared_intermediate : a->intermediate;
 
-	shape_linear(&l->linear[MOE_ATTN_Q], q, a->hidden, moe_lora_rank(&m->lora, MOE_ADAPTER_Q, i));
-	shape_linear(&l->linear[MOE_ATTN_K], kv, a->hidden, moe_lora_rank(&m->lora, MOE_ADAPTER_K, i));
-	shape_linear(&l->linear[MOE_ATTN_V], kv, a->hidden, moe_lora_rank(&m->lora, MOE_ADAPTER_V, i));
-	shape_linear(&l->linear[MOE_ATTN_O], a->hidden, q, moe_lora_rank(&m->lora, MOE_ADAPTER_O, i));
+	shape_linear(m, i, MOE_ADAPTER_Q, q, a->hidden, &l->linear[MOE_ATTN_Q]);
+	shape_linear(m, i, MOE_ADAPTER_K, kv, a->hidden, &l->linear[MOE_ATTN_K]);
+	shape_linear(m, i, MOE_ADAPTER_V, kv, a->hidden, &l->linear[MOE_ATTN_V]);
+	shape_linear(m, i, MOE_ADAPTER_O, a->hidden, q, &l->linear[MOE_ATTN_O]);
 	if (a->qk_norm != MOE_QK_NORM_NONE) {
 		bool head = a->qk_norm == MOE_QK_NORM_HEAD;
 
@@ -42,6 +69,7 @@ static enum moe_status shape_layer(struct moe_model *m, int i)
 			return moe_fail(MOE_ERR_NOMEM, "no memory for a layer");
 		l->ffn->H = (int)a->hidden;
 		l->ffn->I = (int)ffn;
+		shape_ffn_lora(m, i, l->ffn);
 	}
 	if (!a->layer_is_moe[i])
 		return MOE_OK;
@@ -64,7 +92,10 @@ static enum moe_status shape_layer(struct moe_model *m, int i)
 		return moe_fail(MOE_ERR_UNSUPPORTED, "router \"%s\" is not implemented", a->router);
 	l->experts->router_config =
 		(struct moe_router_config){ a->n_experts, a->top_k, a->norm_topk_prob };
-	l->experts->aux_coef = m->params.inference_only ? 0 : (float)m->params.aux_coef;
+	if (!m->params.inference_only) { /* a mean over the layers */
+		l->experts->aux_coef = (float)(m->params.aux_coef / moe_arch_moe_layers(a));
+		l->experts->z_coef = (float)(m->params.z_coef / moe_arch_moe_layers(a));
+	}
 	return l->experts->router->check(&l->experts->router_config);
 }
 
@@ -111,7 +142,8 @@ static int choose_group_size(const struct moe_model *m)
 
 	for (; size < E; size++) {
 		int G = (E - 1) / size + 1;
-		int64_t n = moe_arch_moe_layers(a) * moe_layer_tensors_count(P, G, 1, false);
+		int64_t n = moe_arch_moe_layers(a) *
+			    moe_layer_tensors_count(P, G, 1, moe_model_trains(m, MOE_ROLE_EXPERT_GATE));
 
 		n += m->params.slots * moe_slot_tensors_count(P, G, m->params.max_tokens, &cut) +
 		     (int64_t)ring * P * G;
@@ -149,14 +181,12 @@ enum moe_status moe_model_shape(struct moe_model *m)
 	m->group_size = choose_group_size(m);
 	for (int i = 0; i < d->n_layers; i++)
 		MOE_TRY(shape_layer(m, i));
-	return MOE_OK;
+	return moe_model_shape_trained(m);
 }
 
-static size_t linear_bytes(const struct moe_model *m, const struct moe_linear *l)
+static size_t pair_bytes(const struct moe_model *m, const struct moe_param *a, const struct moe_param *b)
 {
-	size_t lora = (size_t)(l->lora_a.piece + l->lora_b.piece) * sizeof(float);
-
-	return lora * (m->params.inference_only ? 1 : 4);
+	return (size_t)(a->piece + b->piece) * sizeof(float) * (m->params.inference_only ? 1 : 4);
 }
 
 /* A router's: base and the gradient of its weight too. */
@@ -166,6 +196,8 @@ static size_t router_bytes(const struct moe_model *m, int layer)
 	size_t r = (size_t)moe_lora_rank(&m->lora, MOE_ADAPTER_ROUTER, layer);
 	bool trained = !m->params.inference_only;
 
+	if (m->lora.router_weights && trained) /* gradient and moments */
+		return m->arch.layer_is_moe[layer] ? 3 * E * H * sizeof(float) : 0;
 	return r ? ((trained ? 2 : 1) * E * H + (trained ? 4 : 1) * r * (E + H)) * sizeof(float) : 0;
 }
 
@@ -179,7 +211,9 @@ static size_t lora_bytes(const struct moe_model *m)
 		const struct moe_experts *e = l->experts;
 
 		for (int j = 0; j < MOE_ATTN_LINEARS; j++)
-			bytes += linear_bytes(m, &l->linear[j]);
+			bytes += pair_bytes(m, &l->linear[j].lora_a, &l->linear[j].lora_b);
+		for (int j = 0; l->ffn && j < MOE_FFN_MATRICES; j++)
+			bytes += pair_bytes(m, &l->ffn->lora[j].a, &l->ffn->lora[j].b);
 		bytes += router_bytes(m, i);
 		if (e)
 			bytes += (size_t)e->E * ((size_t)(e->ra + e->r) * (size_t)e->H +
@@ -201,10 +235,11 @@ static size_t handle_bytes(const struct moe_model *m, int lowest)
 		if (!e)
 			continue;
 		cut = moe_cut_choose(e, m->params.max_tokens, moe_engine_workers(m->engine), 0, 0);
-		n += moe_layer_tensors_count(e->P, e->G, cut.slices_i, false);
+		n += moe_layer_tensors_count(e->P, e->G, cut.slices_i,
+					     moe_model_trains(m, MOE_ROLE_EXPERT_GATE));
 		ring = ring_entries(m) * e->P * e->G;
 	}
-	n += ring;
+	n += ring + moe_model_whole_handles(m);
 	n += m->params.slots *
 	     moe_decoder_slot_handles(&m->decoder, lowest, &cut, m->params.max_tokens);
 	return (size_t)n * 4096;
@@ -251,10 +286,10 @@ static size_t converted_bytes(const struct moe_model *m, const struct moe_param_
 /* Everything that opening would allocate against the limit, before any of it is. */
 enum moe_status moe_model_plan_memory(struct moe_model *m, const struct moe_safetensors *st)
 {
-	size_t weights = 0, lora = lora_bytes(m), slot, handles, total;
+	size_t weights = 0, lora = lora_bytes(m), whole = moe_model_whole_bytes(m), slot, handles, total;
 	size_t limit = m->params.memory_limit > 0 ? (size_t)m->params.memory_limit
 						  : moe_memory_available("");
-	int lowest = m->params.inference_only || !lora ? m->decoder.n_layers : 0;
+	int lowest = m->params.inference_only || !(lora + whole) ? m->decoder.n_layers : 0;
 	const char *backward = m->params.backward_weights;
 	struct moe_param_count count;
 
@@ -267,8 +302,10 @@ enum moe_status moe_model_plan_memory(struct moe_model *m, const struct moe_safe
 	if (m->convert)
 		weights = converted_bytes(m, &count);
 	slot = moe_decoder_slot_bytes(&m->decoder, lowest, m->params.max_tokens);
+	if (m->params.keep_text)
+		slot += moe_decoder_text_bytes(&m->decoder, m->decoder.positions);
 	handles = handle_bytes(m, lowest);
-	total = weights + lora + slot * (size_t)m->params.slots + handles;
+	total = weights + lora + whole + slot * (size_t)m->params.slots + handles;
 	if (total <= limit)
 		return choose_backward(m, !st && backward && strcmp(backward, "auto")
 						  ? -1
@@ -277,12 +314,13 @@ enum moe_status moe_model_plan_memory(struct moe_model *m, const struct moe_safe
 		return choose_backward(m, backward && strcmp(backward, "auto") ? -1 : 0);
 	return moe_fail(MOE_ERR_NOFIT,
 			"the model needs %.2f GiB: weights %.2f, LoRA with gradients and moments %.2f, "
-			"activations %d x %.2f, handles %.2f; %.2f GiB %s. Smaller max_tokens or slots, "
-			"or fewer LoRA targets or ranks need less",
+			"masters, gradients and moments of whole weights %.2f, activations %d x %.2f, "
+			"handles %.2f; %.2f GiB %s. Smaller max_tokens or slots, %s need less",
 			(double)total / 0x1p30, (double)weights / 0x1p30, (double)lora / 0x1p30,
-			m->params.slots, (double)slot / 0x1p30, (double)handles / 0x1p30,
+			(double)whole / 0x1p30, m->params.slots, (double)slot / 0x1p30, (double)handles / 0x1p30,
 			(double)limit / 0x1p30,
-			m->params.memory_limit > 0 ? "are allowed" : "are available");
+			m->params.memory_limit > 0 ? "are allowed" : "are available",
+			whole ? "bf16 masters, or method lora" : "or fewer LoRA targets or ranks");
 }
 
 static void free_linear(struct moe_engine *e, struct moe_linear *l)
@@ -322,6 +360,7 @@ void moe_model_free_decoder(struct moe_model *m)
 {
 	struct moe_decoder *d = &m->decoder;
 
+	moe_model_free_trained(m);
 	for (int i = 0; d->layers && i < d->n_layers; i++)
 		free_layer(m->engine, &d->layers[i]);
 	moe_free(d->layers);

@@ -13,6 +13,8 @@ void moe_param_pack(const struct moe_param *p, int e, int64_t first, int64_t cou
 	const float *src = p->value + (int64_t)e * p->piece;
 	const struct moe_kernels *k = moe_kernels();
 
+	if (p->weight)
+		k->weight_repack(&p->weight[e], src + first * p->cols, first, first + count);
 	for (int i = 0; i < p->stack && p->packed; i++, src += p->rows * p->cols) {
 		int64_t n0 = MOE_MAX(first - i * p->rows, 0);
 		int64_t n1 = MOE_MIN(first + count - i * p->rows, p->rows);
@@ -138,9 +140,10 @@ void moe_experts_pack_master(const struct moe_experts *l, enum moe_expert_matrix
 {
 	const struct moe_param *b = &l->part[part].base[which];
 
-	moe_kernels()->weight_pack(weight_of(&l->part[part], which, expert),
-				   moe_piece(b->value, b, expert), MOE_F32, b->rows, b->cols, b->cols,
-				   MOE_USE_GEMM);
+	if (b->value)
+		moe_kernels()->weight_pack(weight_of(&l->part[part], which, expert),
+					   moe_piece(b->value, b, expert), MOE_F32, b->rows, b->cols,
+					   b->cols, MOE_USE_GEMM);
 	if (l->transposed)
 		moe_expert_transpose(l, l->transposed, part, expert, which);
 }

@@ -31,6 +31,16 @@ struct moe_param {
 	int stack;
 	int64_t rows, cols;
 	float pack_scale;
+	/* [pieces] the packed weights of trained base matrices, which the update renews; NULL: a repack task does */
+	struct moe_weight *weight;
+	/*
+	 * Where packed bf16 weights are their own masters (value NULL): piece e is rows own_row.. of own[e], own_row a
+	 * multiple of 16. For the rounding (codelets/rounding.h): key of the whole array, and where the pieces and
+	 * their rows begin in it.
+	 */
+	struct moe_weight *own;
+	int64_t own_row, own_piece, own_at, own_ld;
+	uint64_t own_key;
 };
 
 /* Rows first..first+count of piece e (rows of all its matrices, in order) have changed: renew the copy. */
@@ -85,8 +95,8 @@ struct moe_experts {
 	bool recompute; /* u, gate and up are computed again in the backward instead of kept */
 	float dropout;	/* of LoRA's inputs, where a pass asks for it */
 	uint64_t dropout_seed; /* of this layer */
-	int64_t *tokens_seen;		 /* [E] rows that gave gradients so far, or NULL */
-	float aux_coef;
+	int64_t *tokens_seen;		 /* [E] slots of each expert in the last training, or NULL */
+	float aux_coef, z_coef; /* of the load-balancing and the z-loss */
 };
 
 /* Where each row goes. Final once the plan task has run. */
@@ -96,7 +106,8 @@ struct moe_plan {
 	float *weights;	   /* [T, k] */
 	float *logits;	   /* [T, E] */
 	double *prob_sum;  /* [blocks][E] */
-	double aux_loss;
+	double *z_sum;	   /* [blocks] of moe_z_sum, where the layer has a z-loss */
+	double aux_loss, z_loss;
 	int32_t *offset;   /* [E + 1] */
 	int32_t *token;	   /* [R] */
 	int32_t *position; /* [T, k] row of a slot, -1: skipped */
@@ -136,13 +147,49 @@ struct moe_experts_state {
 	struct moe_experts_part_state part[MOE_MAX_LAYER_PARTS];
 };
 
+/* LoRA of one dense matrix [n, k], which becomes W + scale B A; A [r, k] and B [n, r], one piece each. r 0: none. */
+struct moe_matrix_lora {
+	struct moe_param a, b;
+	int r;
+	float scale;
+};
+
+struct moe_trained;
+
+enum moe_ffn_matrix { MOE_FFN_GATE, MOE_FFN_UP, MOE_FFN_DOWN, MOE_FFN_SIGMOID, MOE_FFN_MATRICES };
+/* A layer's dense matrices in tags and lists: attention's projections, then those of its MLP. */
+#define MOE_FFN_TAG 4
+#define MOE_DENSE_TAGS (MOE_FFN_TAG + (int)MOE_FFN_MATRICES)
+
 /* A dense SwiGLU: y = (silu(x Wg^T) * (x Wu^T)) Wd^T, times sigmoid(x . s) where there is s. */
 struct moe_ffn {
 	int H, I;
 	struct moe_weight gate, up, down; /* [I, H], [I, H], [H, I] */
-	float *sigmoid_weight;		  /* [H] or NULL */
-	float *grad_gate, *grad_up, *grad_down, *grad_sigmoid; /* or NULL */
+	float *sigmoid_weight;		  /* [H], a matrix [1, H], or NULL */
+	struct moe_matrix_lora lora[MOE_FFN_MATRICES];
+	struct moe_trained *trained; /* [MOE_FFN_MATRICES] (codelets/trained.h), or NULL */
 };
+
+/* As the kernels take it: NULL where the matrix has none, else *lora filled in. */
+static inline const struct moe_lora *moe_ffn_lora(const struct moe_ffn *f, enum moe_ffn_matrix which,
+						  struct moe_lora *lora)
+{
+	const struct moe_matrix_lora *l = &f->lora[which];
+
+	*lora = (struct moe_lora){ l->a.value, l->b.value, l->r, l->scale };
+	return l->r ? lora : NULL;
+}
+static inline bool moe_ffn_trains(const struct moe_ffn *f, int which)
+{
+	return f->lora[which].a.grad != NULL;
+}
+/* Any of its matrices has LoRA, or LoRA that is trained. */
+bool moe_ffn_adapted(const struct moe_ffn *f);
+bool moe_ffn_trained(const struct moe_ffn *f);
+/* Rows and columns of a matrix, an enum moe_ffn_matrix. */
+void moe_ffn_shape(const struct moe_ffn *f, int which, int64_t *n, int64_t *k);
+/* The sigmoid gate's weight with its LoRA, [H]: in scratch where it has one. */
+const float *moe_ffn_sigmoid(const struct moe_ffn *f, float *scratch);
 
 struct moe_ffn_state {
 	const float *x;	    /* [T, H] */
@@ -196,7 +243,7 @@ struct moe_pack_source moe_experts_source(const struct moe_experts *l, enum moe_
  * description only, without one. */
 void moe_experts_pack_part(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
 			   int part, const void *src, enum moe_dtype dtype);
-/* The same from the master. */
+/* The same from the master; where bf16 weights are their own masters, only the copies. */
 void moe_experts_pack_master(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
 			     int part);
 /*

@@ -9,12 +9,10 @@ static void finish(const struct moe_attn_args *a, int heads, const float *pre, c
 {
 	const struct moe_decoder *d = a->decoder;
 	int m = a->t1 - a->t0, width = heads * d->dim;
-	size_t at = (size_t)a->t0 * (size_t)width;
 
 	for (int n = 0; w && n < width; n += norm_n)
-		moe_kernels()->rmsnorm(m, norm_n, pre + at + n, width, w, d->eps, y + at + n,
-				       width);
-	moe_kernels()->rope(m, heads, d->dim, y + at, width, a->batch.position + a->t0, d->rope, 1);
+		moe_kernels()->rmsnorm(m, norm_n, pre + n, width, w, d->eps, y + n, width);
+	moe_kernels()->rope(m, heads, d->dim, y, width, a->batch.position + a->t0, d->rope, 1);
 }
 
 static void run(const void *args, struct moe_worker *worker)
@@ -24,18 +22,21 @@ static void run(const void *args, struct moe_worker *worker)
 	const struct moe_decoder_layer *l = a->layer;
 	const struct moe_attn_state *s = a->state;
 	int m = a->t1 - a->t0;
-	size_t q = (size_t)a->t0 * (size_t)(d->heads * d->dim);
-	size_t kv = (size_t)a->t0 * (size_t)(d->kv_heads * d->dim);
+	size_t wide = (size_t)(d->heads * d->dim), narrow = (size_t)(d->kv_heads * d->dim);
+	float *q = s->q + (size_t)a->t0 * wide, *k = s->k + (size_t)(a->batch.past + a->t0) * narrow;
+	float *q_pre = l->q_norm ? s->q_pre + (size_t)a->t0 * wide : q;
+	float *k_pre = l->k_norm ? s->k_pre + (size_t)a->t0 * narrow : k;
+	float *v = s->v + (size_t)(a->batch.past + a->t0) * narrow;
 	float *xa = worker->scratch, *rest = xa + (size_t)m * (size_t)d->H;
 
 	worker->rows = m;
 	moe_kernels()->rmsnorm(m, d->H, s->x + (size_t)a->t0 * (size_t)d->H, d->H, l->attn_norm,
 			       d->eps, xa, d->H);
-	moe_linear_apply(&l->linear[MOE_ATTN_Q], m, xa, (l->q_norm ? s->q_pre : s->q) + q, rest);
-	moe_linear_apply(&l->linear[MOE_ATTN_K], m, xa, (l->k_norm ? s->k_pre : s->k) + kv, rest);
-	moe_linear_apply(&l->linear[MOE_ATTN_V], m, xa, s->v + kv, rest);
-	finish(a, d->heads, s->q_pre, l->q_norm, l->q_norm_n, s->q);
-	finish(a, d->kv_heads, s->k_pre, l->k_norm, l->k_norm_n, s->k);
+	moe_linear_apply(&l->linear[MOE_ATTN_Q], m, xa, q_pre, rest);
+	moe_linear_apply(&l->linear[MOE_ATTN_K], m, xa, k_pre, rest);
+	moe_linear_apply(&l->linear[MOE_ATTN_V], m, xa, v, rest);
+	finish(a, d->heads, q_pre, l->q_norm, l->q_norm_n, q);
+	finish(a, d->kv_heads, k_pre, l->k_norm, l->k_norm_n, k);
 }
 
 static double cost_us(const void *args)

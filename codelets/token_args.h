@@ -12,6 +12,7 @@ struct moe_norm_bwd {
 	const float *x, *w;    /* w NULL: no norm, the gradient is stored as it is */
 	float eps;
 	const float *residual; /* [T, H] or NULL */
+	float *part;	       /* [token blocks, H] what w's gradient gets from each block; NULL: not wanted */
 };
 
 struct moe_token_args {
@@ -23,9 +24,11 @@ struct moe_token_args {
 	int part, c0, c1;	/* combine_part: chunks of H of this part */
 	bool weighted;		/* combine_part: by the routing weights (forward) */
 	bool first;		/* gradients: clear first */
+	enum moe_ffn_matrix matrix; /* ffn_lora_grad */
 	const float *residual, *shared; /* [T, H] added by combine; or NULL */
 	float *out;		/* [T, H] */
 	struct moe_norm_bwd norm;
+	double share;		/* route_bwd: this micro-batch's share of the step's tokens */
 };
 
 /* out[t0..t1] from dx, the gradient with respect to the normalised input. */

@@ -131,6 +131,7 @@ static enum moe_status open_engine(const struct moe_engine_params *p, struct moe
 	MOE_TRY_GOTO(moe_starpu_start(e, workers), st, fail);
 	started = true;
 	MOE_TRY_GOTO(moe_parts_make(e, p), st, fail);
+	moe_lanes_start(e);
 	for (int w = 0; w < e->n_workers; w++) {
 		e->workers[w].engine = e;
 		e->workers[w].index = w;
@@ -138,6 +139,7 @@ static enum moe_status open_engine(const struct moe_engine_params *p, struct moe
 	rc = pthread_create(&e->idle_thread, NULL, moe_idle_main, e);
 	if (rc) {
 		st = moe_fail(MOE_ERR_RUNTIME, "cannot create a thread: %s", strerror(rc));
+		moe_lanes_stop(e);
 		goto fail;
 	}
 	*out = e;
@@ -297,6 +299,7 @@ enum moe_status moe_engine_close(struct moe_engine *e)
 	pthread_cond_broadcast(&e->idle_changed);
 	pthread_mutex_unlock(&e->idle_lock);
 	pthread_join(e->idle_thread, NULL);
+	moe_lanes_stop(e);
 	starpu_shutdown();
 	singleton = NULL;
 	destroy(e);

@@ -58,6 +58,7 @@ struct moe_task_desc {
 	int priority; /* clamped to the policy's range */
 	struct moe_tag tag;
 	struct moe_ticket *ticket; /* may be NULL */
+	bool streams; /* it moves memory and computes little: runs beside few others like it (engine/lanes.c) */
 };
 
 /* The lock: see the head of this file. begin fails after fork, in a task and where this thread has
@@ -171,6 +172,11 @@ void moe_memory_free(struct moe_engine *e, void *p);
 int moe_memory_node(struct moe_engine *e, const void *p);
 /* The largest allocation there is now. */
 size_t moe_memory_largest(struct moe_engine *e);
+/*
+ * Maps the pages of all large allocations of a purpose by the threads of their parts, so that no task pays for
+ * it. Bytes touched. Nothing may be outstanding.
+ */
+size_t moe_memory_touch(struct moe_engine *e, const char *purpose);
 /* Bytes allocated now for a purpose (NULL: all) on a part (-1: all parts). */
 size_t moe_memory_bytes(struct moe_engine *e, const char *purpose, int part);
 

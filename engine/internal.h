@@ -14,11 +14,14 @@
 
 #define MOE_MAX_PARTS 32
 #define MOE_MASK_WORDS ((STARPU_NMAXWORKERS + 31) / 32)
+#define MOE_LANES 16 /* of a part, at most */
 
 struct moe_part {
 	int node; /* NUMA node, logical */
 	int n_workers;
 	uint32_t mask[MOE_MASK_WORDS]; /* worker ids */
+	starpu_data_handle_t lane[MOE_LANES]; /* engine/lanes.c */
+	unsigned next_lane;
 };
 
 struct moe_topology {
@@ -28,7 +31,16 @@ struct moe_topology {
 };
 
 /* One placed allocation. */
-struct moe_block_header;
+/* One piece of memory with a home (memory.c); the list is under memory_lock. */
+struct moe_block_header {
+	struct moe_block_header *next, **link;
+	void *base;    /* what to give back */
+	size_t mapped; /* bytes of the mapping, 0: heap */
+	size_t bytes;
+	void *data;
+	int part, node;
+	const char *purpose;
+};
 
 /* Written by one worker, read by anyone; ns. */
 struct moe_worker_clock {
@@ -186,5 +198,11 @@ void moe_memory_visit(struct moe_engine *e, void (*fn)(const char *purpose, int 
 void *moe_idle_main(void *engine);
 void moe_idle_apply_pause(struct moe_engine *e); /* under idle_lock */
 void moe_idle_drain(struct moe_engine *e, atomic_llong *count);
+
+/* lanes.c; between StarPU's start and its end, nothing outstanding */
+void moe_lanes_start(struct moe_engine *e);
+void moe_lanes_stop(struct moe_engine *e);
+/* For the next task of a part (-1: any) that moves memory. Under the lock. */
+starpu_data_handle_t moe_lane_next(struct moe_engine *e, int part);
 
 #endif

@@ -10,16 +10,6 @@
 #define HUGE_PAGE ((size_t)2 << 20)
 #define SMALL_LIMIT (HUGE_PAGE / 2) /* below it a heap block wastes less than a mapping */
 
-struct moe_block_header {
-	struct moe_block_header *next, **link;
-	void *base;    /* what to give back */
-	size_t mapped; /* bytes of the mapping, 0: heap */
-	size_t bytes;
-	void *data;
-	int part, node;
-	const char *purpose;
-};
-
 /* Binds a fresh mapping to a node. Failure is not an error: the pages are then simply elsewhere. */
 static void bind_node(struct moe_engine *e, void *p, size_t bytes, int node)
 {

@@ -12,7 +12,12 @@ int moe_decoder_lowest(const struct moe_decoder *d)
 	for (int i = 0; i < d->n_layers; i++) {
 		const struct moe_decoder_layer *l = &d->layers[i];
 
-		if (l->experts && (l->experts->a_gu.grad || l->experts->router_lora))
+		if (l->experts && (l->experts->a_gu.grad || l->experts->router_lora ||
+				   l->experts->router_param.m))
+			return i;
+		if (l->ffn && moe_ffn_trained(l->ffn))
+			return i;
+		if ((l->experts && l->experts->part[0].base[MOE_GATE].m) || moe_full_trains_layer(d, i))
 			return i;
 		for (int j = 0; j < MOE_ATTN_LINEARS; j++)
 			if (moe_decoder_trains(l, j))
@@ -56,7 +61,8 @@ static enum moe_status submit_ffn_bwd(const struct moe_context *c, struct moe_de
 	struct moe_norm_bwd norm = { .x = buffers->attn.x_mid,
 				     .w = l->ffn_norm,
 				     .eps = p->decoder->eps,
-				     .residual = out->data };
+				     .residual = out->data,
+				     .part = buffers->attn.ffn_norm_part };
 
 	moe_stream_resize(mid, p->batch.T);
 	MOE_TRY(moe_stream_begin(c, mid));
@@ -77,7 +83,8 @@ static enum moe_status submit_ffn_bwd(const struct moe_context *c, struct moe_de
 					    .out = mid->data,
 					    .norm = norm };
 
-		MOE_TRY(moe_task_ffn_bwd(c, &a, b, s->hidden[b], out->block[b], NULL, mid->users,
+		MOE_TRY(moe_task_ffn_bwd(c, &a, b, s->hidden[b], out->block[b],
+					 p->tensors->ffn_lora[layer], NULL, mid->users,
 					 mid->block[b]));
 	}
 	return MOE_OK;
@@ -198,6 +205,30 @@ static enum moe_status submit_linear_grads(const struct moe_context *c, struct m
 	return MOE_OK;
 }
 
+/* LoRA of the dense MLP or the shared experts. */
+static enum moe_status submit_ffn_lora_grads(const struct moe_context *c, struct moe_decoder_pass *p,
+					     int layer, bool first)
+{
+	struct moe_decoder_slot *s = p->slot;
+	struct moe_stream *out = &s->grad_out[layer & 1];
+	struct moe_token_args a = { .ffn = p->decoder->layers[layer].ffn,
+				    .ffn_state = moe_decoder_ffn_state(s, layer),
+				    .t1 = p->batch.T,
+				    .first = first,
+				    .residual = out->data };
+
+	for (int i = 0; a.ffn && i < MOE_FFN_MATRICES; i++) {
+		a.matrix = (enum moe_ffn_matrix)i;
+		if (moe_ffn_trains(a.ffn, i))
+			MOE_TRY(moe_task_ffn_lora_grad(c, &a, s->ring[layer & 1].all.out,
+						       s->layer[layer].kept,
+						       i == MOE_FFN_DOWN ? out->users : NULL,
+						       p->tensors->ffn_lora[layer][i],
+						       p->tensors->ffn_grad[layer][i]));
+	}
+	return MOE_OK;
+}
+
 enum moe_status moe_graph_decoder_backward(const struct moe_context *c, struct moe_decoder_pass *p,
 					   bool first)
 {
@@ -208,7 +239,7 @@ enum moe_status moe_graph_decoder_backward(const struct moe_context *c, struct m
 		const struct moe_decoder_layer *layer = &p->decoder->layers[l];
 		struct moe_context lc = moe_decoder_context(c, l, 2 * L - l);
 		struct moe_stream *mid = &s->grad_mid[l & 1];
-		bool below = l > s->lowest;
+		bool below = l > s->lowest || moe_full_trains_embed(p->decoder);
 		bool qkv = moe_decoder_trains(layer, MOE_ATTN_Q) ||
 			   moe_decoder_trains(layer, MOE_ATTN_K) ||
 			   moe_decoder_trains(layer, MOE_ATTN_V);
@@ -220,6 +251,8 @@ enum moe_status moe_graph_decoder_backward(const struct moe_context *c, struct m
 			MOE_TRY(moe_join_submit(&lc, &s->ring[l & 1].all, mid->block, mid->n_blocks,
 						s->layer[l].kept));
 		MOE_TRY(submit_linear_grads(&lc, p, l, first));
+		MOE_TRY(submit_ffn_lora_grads(&lc, p, l, first));
+		MOE_TRY(moe_full_layer_grads(&lc, p, l, first));
 	}
-	return MOE_OK;
+	return moe_full_trains_embed(p->decoder) ? moe_full_embed_grads(c, p, first) : MOE_OK;
 }

@@ -82,6 +82,18 @@ static void make_blocks(struct maker *m, const struct moe_decoder_slot *s,
 	span(m, "keys", s->blocks, &b->keys);
 }
 
+/* Of norms that are trained: a row per token block. */
+static void make_norm_parts(struct maker *m, const struct moe_decoder_slot *s,
+			    const struct moe_decoder_layer *l, struct moe_attn_state *a)
+{
+	if (!l->trained)
+		return;
+	a->attn_norm_part = rows(m, s->blocks, s->decoder->H);
+	a->ffn_norm_part = rows(m, s->blocks, s->decoder->H);
+	a->q_norm_part = l->q_norm_n ? rows(m, s->blocks, l->q_norm_n) : NULL;
+	a->k_norm_part = l->k_norm_n ? rows(m, s->blocks, l->k_norm_n) : NULL;
+}
+
 static void make_buffers(struct maker *m, const struct moe_decoder_slot *s,
 			 const struct moe_decoder_layer *l, struct moe_layer_buffers *b,
 			 const struct moe_attn_state *mid)
@@ -103,6 +115,7 @@ static void make_buffers(struct maker *m, const struct moe_decoder_slot *s,
 	a->k_pre = l->k_norm_n ? rows(m, s->T_max, kv) : NULL;
 	a->o = rows(m, s->T_max, q);
 	a->lse = rows(m, s->T_max, d->heads);
+	make_norm_parts(m, s, l, a);
 }
 
 /*
@@ -186,8 +199,9 @@ static void bind_states(struct moe_decoder_slot *s)
 			continue;
 		moe_experts_state_bind(i < s->lowest ? &s->frozen_moe : &s->moe[i], l,
 				       &s->moe_scratch, i & 1, s->T_max);
-		if (i < s->lowest || l->aux_coef == 0)
+		if (i < s->lowest)
 			continue;
+		s->n_experts = l->E;
 		s->aux_plans[s->n_aux] = &s->moe[i].plan;
 		s->aux[s->n_aux++] = s->plan[i];
 	}
@@ -263,6 +277,10 @@ static void make_head(struct maker *m, struct moe_decoder_slot *s)
 		join(m, "chunks_bwd", C, &h->chunks_bwd);
 	}
 	s->row_loss = take(m, (size_t)s->T_max, sizeof *s->row_loss);
+	if (d->final_trained) {
+		join(m, "final_norm", s->blocks, &s->final_all);
+		s->final_part = rows(m, moe_decoder_row_blocks(s->blocks), d->H);
+	}
 }
 
 static void make(struct maker *m, struct moe_decoder_slot *s, const struct moe_cut *cut)
@@ -351,11 +369,48 @@ int64_t moe_decoder_slot_handles(const struct moe_decoder *d, int lowest, const 
 	return m.handles;
 }
 
+/* ---- keys and values of a text ---- */
+
+size_t moe_decoder_text_bytes(const struct moe_decoder *d, int positions)
+{
+	return 2 * (size_t)d->n_layers * (size_t)positions * (size_t)(d->kv_heads * d->dim) * sizeof(float);
+}
+
+static void forget_text(struct moe_decoder_slot *s)
+{
+	for (int i = 0; s->text && i < s->decoder->n_layers; i++) {
+		moe_memory_free(s->engine, s->text[i].k);
+		moe_memory_free(s->engine, s->text[i].v);
+	}
+	moe_free(s->text);
+	s->text = NULL;
+}
+
+enum moe_status moe_decoder_slot_keep_text(struct moe_decoder_slot *s)
+{
+	const struct moe_decoder *d = s->decoder;
+	struct maker m = { .e = s->engine, .st = MOE_OK };
+
+	MOE_ASSERT(!s->backward && !s->text);
+	s->text = moe_calloc((size_t)d->n_layers, sizeof *s->text);
+	if (!s->text)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for a text's keys and values");
+	for (int i = 0; i < d->n_layers; i++) {
+		s->text[i] = s->frozen[i & 1].attn;
+		s->text[i].k = rows(&m, d->positions, (int64_t)d->kv_heads * d->dim);
+		s->text[i].v = rows(&m, d->positions, (int64_t)d->kv_heads * d->dim);
+	}
+	if (m.st != MOE_OK)
+		forget_text(s);
+	return m.st;
+}
+
 static void free_buffers(struct moe_engine *e, struct moe_layer_buffers *b)
 {
 	struct moe_attn_state *a = &b->attn;
-	float *const all[] = { a->x, a->x_mid, a->xn,	 a->q, a->k,
-			       a->v, a->q_pre, a->k_pre, a->o, a->lse };
+	float *const all[] = { a->x,	 a->x_mid, a->xn, a->q,		     a->k,
+			       a->v,	 a->q_pre, a->k_pre, a->o,	     a->lse,
+			       a->attn_norm_part, a->ffn_norm_part, a->q_norm_part, a->k_norm_part };
 
 	moe_tensor_destroy(b->kept);
 	for (size_t i = 0; i < MOE_COUNT(all); i++)
@@ -444,6 +499,7 @@ void moe_decoder_slot_destroy(struct moe_decoder_slot *s)
 {
 	if (!s->engine)
 		return;
+	forget_text(s);
 	free_layers(s);
 	free_states(s);
 	moe_tensors_destroy(s->hidden, s->blocks);
@@ -452,7 +508,9 @@ void moe_decoder_slot_destroy(struct moe_decoder_slot *s)
 	for (int i = 0; i < MOE_HEAD_RING; i++)
 		free_head(s, &s->head[i]);
 	moe_memory_free(s->engine, s->row_loss);
+	moe_memory_free(s->engine, s->final_part);
 	moe_join_destroy(&s->aux_all);
+	moe_join_destroy(&s->final_all);
 	moe_free(s->layer);
 	moe_free(s->moe);
 	moe_free(s->plan);

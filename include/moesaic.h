@@ -262,7 +262,7 @@ struct moe_block_params {
 	int hidden, intermediate, experts, experts_per_token;
 	const char *router; /* "softmax_topk", ...; NULL: ids and weights come with each forward */
 	int router_normalise;	     /* the k weights of a token are divided by their sum */
-	float aux_loss_coef;	     /* adds coef x load-balancing loss to the router's gradient */
+	float aux_loss_coef, z_loss_coef; /* add coef x load-balancing loss, coef x z-loss to the router's gradient */
 	int shared_intermediate;     /* 0: no shared expert */
 	int shared_sigmoid;	     /* the shared expert is scaled by sigmoid(x . shared_router) */
 	int lora_rank;		     /* 0: none */
@@ -270,8 +270,8 @@ struct moe_block_params {
 	int lora_share_a;	     /* gate and up have one A (PEFT's fused form) */
 	int base_gradients;	     /* gradients of base, router and shared weights too */
 	/*
-	 * Base and router weights are trained: f32 masters and moments, base_gradients, weights packed anew after
-	 * each update. Weights can then be read back. Not with a shared expert.
+	 * Base, router and shared weights are trained: f32 masters and moments, base_gradients, weights packed anew
+	 * after each update. Weights can then be read back.
 	 */
 	int train_base;
 	enum moe_activations activations;
@@ -324,6 +324,7 @@ enum moe_block_array {
 	MOE_BLOCK_ROUTER_LOGITS,      /* [T, E] */
 	MOE_BLOCK_AUX_LOSS,	      /* [1]; without its coefficient */
 	MOE_BLOCK_GRAD_ROUTER_LOGITS, /* [T, E] of the last backward */
+	MOE_BLOCK_Z_LOSS,	      /* [1]; without its coefficient; 0 where that is 0 */
 	MOE_BLOCK_ARRAYS
 };
 
@@ -382,7 +383,7 @@ MOE_API enum moe_status moe_block_backward_async(struct moe_block *block,
 						 const struct moe_array *grad_out,
 						 const struct moe_array *grad_x,
 						 const struct moe_array *grad_weights);
-/* AdamW on the LoRA arrays and, with train_base, on base and router weights; asynchronous, ordered before the
+/* AdamW on the LoRA arrays and, with train_base, on base, router and shared weights; asynchronous, ordered before the
  * next forward by the task graph. */
 MOE_API enum moe_status moe_block_update(struct moe_block *block,
 					 const struct moe_adamw_params *params);
@@ -400,8 +401,8 @@ MOE_API enum moe_status moe_block_wait(struct moe_block *block);
  * forward keeps for its backward is an object's own.
  *
  * Async: a call named _async returns when its tasks are submitted; the arrays that it was given must live, and
- * results are there, when moe_experts_wait has returned. Tasks are ordered by their data: several layers, and
- * several calls on one, may be in flight. moe_experts_forward_async waits inside only for buffers: where more
+ * results are there, when moe_experts_wait has returned. Tasks are ordered by their data, arrays of the caller only
+ * where moe_rows_create was told of them: several layers, and several calls on one, may be in flight. moe_experts_forward_async waits inside only for buffers: where more
  * calls than max_cache_depth + 1 are in flight, or a forward has more tokens than any before it.
  *
  * Arrays are those of enum moe_block_array up to DOWN_PROJ (base weights) and GATE_LORA_A to DOWN_LORA_B.
@@ -423,6 +424,12 @@ struct moe_experts_params {
 	enum moe_dtype weight_dtype; /* widest dtype that weights are loaded from; with train_base F32 */
 	int expected_tokens, group_size, slices_i, slices_h; /* as in struct moe_block_params */
 	const char *backward_weights; /* likewise; layers of equal shape share the N copies of shared:N */
+	/*
+	 * Micro-batches whose passes may run beside each other, at most max_cache_depth + 1; 0: 1. Each has buffers of
+	 * its own, which layers of equal shape share: forwards take turns in them. With more than one, several
+	 * backwards may be pending (where no gradient buffers are bound).
+	 */
+	int micro_batches;
 };
 
 struct moe_experts_info {
@@ -490,7 +497,8 @@ struct moe_gradient {
 /*
  * Gradients collect in windows. A backward into a closed window overwrites, into an open one adds (f32 inside; a
  * caller's buffers get each sum rounded once). Its gradients are published, and the window is open, when the sync
- * call or moe_experts_wait returns; if it fails, the window is closed. One backward may be pending at a time.
+ * call or moe_experts_wait returns; if it fails, the window is closed. One backward may be pending at a time, but
+ * see micro_batches.
  */
 enum moe_window {
 	MOE_WINDOW_EMPTY = 0, /* nothing is trained */
@@ -579,6 +587,41 @@ MOE_API enum moe_status moe_experts_repack_async(struct moe_expert_layer *layer)
 MOE_API enum moe_status moe_experts_release_memory(struct moe_expert_layer *layer);
 
 /*
+ * Rows that calls hand to each other: where the output of one layer is the input of the next, the engine can keep
+ * their order, block of tokens by block, and a step is submitted whole. data: as in the arrays of later calls on any
+ * layer, which are recognised by this pointer; tokens: the most rows that any of them has. The memory stays the caller's, who
+ * touches it only where nothing that uses it is in flight. Destroy before the memory is freed.
+ */
+struct moe_rows;
+MOE_API enum moe_status moe_rows_create(struct moe_engine *engine, const void *data, int64_t tokens,
+					struct moe_rows **out);
+/* Waits for the calls that use it. */
+MOE_API void moe_rows_destroy(struct moe_rows *rows);
+
+/*
+ * moe_experts_update of several layers as one step. max_grad_norm > 0: the gradients of all of them together are clipped to it (torch's
+ * clip_grad_norm_), and where one is not finite nothing is updated. Layers may be used until they are destroyed, which
+ * comes after the optimizer's end.
+ */
+struct moe_optimizer;
+MOE_API enum moe_status moe_optimizer_create(struct moe_engine *engine,
+					     struct moe_expert_layer *const *layers, int n_layers,
+					     struct moe_optimizer **out);
+MOE_API void moe_optimizer_destroy(struct moe_optimizer *optimizer);
+/*
+ * Asynchronous: a layer's next forward is ordered after its own update by its data. Two steps are in flight at most;
+ * the third waits for the first.
+ */
+MOE_API enum moe_status moe_optimizer_step(struct moe_optimizer *optimizer,
+					   const struct moe_adamw_params *params);
+/*
+ * Until `step` has ended (1: the first moe_optimizer_step; 0: the last). norm: NULL, or that step's gradient norm
+ * before clipping; NaN where there was no clipping, and of steps before the last two.
+ */
+MOE_API enum moe_status moe_optimizer_wait(struct moe_optimizer *optimizer, int64_t step,
+					   double *norm);
+
+/*
  * For callers that run a forward twice (checkpointing): the first one's output, reused by the second. A poisoned
  * cache stays so: an error in the caller's recomputation must not pass as a result.
  */
@@ -607,6 +650,20 @@ struct moe_model;
 /* Called while a model loads, in the thread that opens it. */
 typedef void (*moe_progress_fn)(const char *what, int64_t done, int64_t total, void *user);
 
+/* What of a model is trained. */
+enum moe_method {
+	MOE_METHOD_LORA = 0, /* the adapter */
+	MOE_METHOD_FULL,     /* every weight; there is no adapter */
+	MOE_METHOD_HYBRID,   /* the adapter, and the weights of the routed experts */
+};
+
+/* Where weights that are trained keep their exact values. Norms, biases and routers: always f32. */
+enum moe_masters {
+	MOE_MASTERS_F32 = 0, /* beside the bf16 weights that are computed with */
+	MOE_MASTERS_BF16,    /* nowhere else: each update is rounded stochastically, a function of (seed, step,
+				array, element). 4 bytes less per parameter; the checkpoint must be in BF16 */
+};
+
 struct moe_model_params {
 	size_t struct_size;
 	const char *dir;     /* required */
@@ -626,7 +683,11 @@ struct moe_model_params {
 	int share_a;		  /* gate and up of an expert share their A */
 	int rslora;		  /* scale is alpha / sqrt(rank) */
 	uint64_t seed;		  /* of the initial A: uniform in +-1/sqrt(in) as in PEFT; B is 0 */
-	double aux_coef;      /* of the load-balancing loss of every MoE layer and micro-batch */
+	/*
+	 * Of the load-balancing loss (Switch Transformer) and the z-loss (ST-MoE) of the router: means over the MoE
+	 * layers and, by tokens, over the micro-batches of a step. 0: none. Not part of the printed loss.
+	 */
+	double aux_coef, z_coef;
 	int64_t memory_limit; /* bytes; 0: what the machine has available */
 	/* as in struct moe_block_params, but the layers share the N copies; where nothing is trained there is no
 	 * backward, and no copy */
@@ -636,8 +697,16 @@ struct moe_model_params {
 	/* Experts that the checkpoint has in F32, F16 or BF16 become codes of this format ("int8", "int4", "fp8",
 	 * "mxfp4"); NULL, "keep": all weights stay as they are stored, quantised or not (docs/formats.md). */
 	const char *weights;
+	/* With inference_only: room for the keys and values of a text of max_tokens, for moe_model_next. */
+	int keep_text;
 	moe_progress_fn progress;
 	void *user;
+	/* LORA and HYBRID: the routers' weights are trained too and saved with the adapter, which may be none of the
+	 * routers then. An adapter that has them is trained on with them. */
+	int train_router;
+	/* FULL and HYBRID: not with weights, quantised checkpoints or inference_only; FULL: nor with an adapter */
+	enum moe_method method;
+	enum moe_masters masters;
 };
 
 struct moe_model_info {
@@ -650,8 +719,11 @@ struct moe_model_info {
 	/* by group */
 	int64_t embed_params, norm_params, attention_params, dense_params, router_params,
 		shared_params, expert_params;
-	int64_t attention_lora_params, expert_lora_params;
-	int64_t other_lora_params; /* of routers, gates and MLPs */
+	/* of the adapter; router_weights: the routers' own weights, not LoRA */
+	int64_t attention_lora_params, router_lora_params, dense_lora_params;
+	int router_weights;
+	int64_t shared_lora_params; /* of shared experts and their gate */
+	int64_t expert_lora_params;
 	int lora_rank, expert_rank;
 	int64_t eos_ids[8];
 	int n_eos;
@@ -662,6 +734,12 @@ struct moe_model_info {
 	double load_seconds;
 	const char *backward_weights; /* "direct", "shared:N", "resident"; lives as long as the model */
 	const char *expert_format;    /* "fp8", ...; NULL: plain. Static */
+	enum moe_method method;
+	enum moe_masters masters;
+	int64_t whole_params; /* trained themselves, not by an adapter */
+	/* gradients and moments, touched by the workers of their NUMA nodes when the model was opened */
+	int64_t touched_bytes;
+	double touch_seconds;
 };
 
 MOE_API enum moe_status moe_model_open(struct moe_engine *engine,
@@ -672,6 +750,12 @@ MOE_API void moe_model_close(struct moe_model *model);
 MOE_API enum moe_status moe_model_get_info(struct moe_model *model, struct moe_model_info *info);
 /* Replaces the LoRA's values; targets and ranks must be the model's. Moments are cleared. */
 MOE_API enum moe_status moe_model_load_adapter(struct moe_model *model, const char *dir);
+/*
+ * The model's weights as a checkpoint into dir, which is made: names, dtypes and shards of the one that was opened,
+ * and all its other files but what training leaves (logs, adapters, checkpoints). Files appear complete, config.json last.
+ * With an adapter: without what that adds. MOE_ERR_NOFIT: too little disk. Only FULL and HYBRID. Waits.
+ */
+MOE_API enum moe_status moe_model_save(struct moe_model *model, const char *dir);
 /* Writes the model's adapter_format into dir. */
 MOE_API enum moe_status moe_model_save_adapter(struct moe_model *model, const char *dir);
 /*
@@ -681,6 +765,15 @@ MOE_API enum moe_status moe_model_save_adapter(struct moe_model *model, const ch
 MOE_API enum moe_status moe_model_logits(struct moe_model *model, const int32_t *ids, int64_t n,
 					 const int32_t *row, int64_t n_rows,
 					 const struct moe_array *out);
+/*
+ * A text in pieces, as in generation: ids[0..n) follow the first `past` tokens of the text that earlier calls gave
+ * (past 0: a new text; fewer than there are: the others are forgotten), whose keys and values are kept. Logits of
+ * the last of them into out [1, vocab] F32; they may differ by rounding from those of the text at once. past + n is at
+ * most max_tokens. After an error the text is forgotten. MOE_ERR_STATE: opened without keep_text, or past is more
+ * than there is.
+ */
+MOE_API enum moe_status moe_model_next(struct moe_model *model, const int32_t *ids, int64_t n, int64_t past,
+				       const struct moe_array *out);
 /*
  * Losses of documents ids[offsets[d]..offsets[d + 1]) with labels as in token files: labels[i] is
  * for token i, negative: not trained; NULL: every token but a document's first. loss [n_docs]: sums
@@ -707,7 +800,11 @@ struct moe_trainer_params {
 	const char *resume; /* a checkpoint directory, "" = the newest in output_dir, NULL = none */
 	int overwrite;	    /* an output directory that already has results may be used */
 	double learning_rate; /* 0: 1e-4 */
-	const char *schedule; /* "cosine" (default), "linear", "constant", "constant_with_warmup" */
+	/* transformers' names: "cosine" (default), "linear", "constant", "constant_with_warmup", "polynomial",
+	 * "inverse_sqrt", "cosine_with_restarts", "cosine_with_min_lr", "cosine_warmup_with_min_lr",
+	 * "warmup_stable_decay"; args: lr_scheduler_kwargs as "key=value,..." or NULL */
+	const char *schedule, *schedule_args;
+	int64_t warmup_steps; /* 0: warmup_ratio of all steps */
 	double warmup_ratio, weight_decay, beta1, beta2, eps; /* betas and eps 0: .9, .999, 1e-8 */
 	double max_grad_norm;				      /* 0: no clipping */
 	int batch_size;	   /* packs per micro-batch; 0: as many as fit batch_tokens */
@@ -721,6 +818,13 @@ struct moe_trainer_params {
 		save_total_limit; /* 0: 1, each epoch, never, 2 */
 	double max_hours;	  /* 0: no limit */
 	int skip_non_finite;	  /* skip the update instead of stopping with MOE_ERR_DIVERGED */
+	/* a checkpoint or a line of the log that cannot be written is a warning; the results at the end are not */
+	int continue_on_save_error;
+	/*
+	 * The adapter at the end is that of the least evaluation loss; each evaluation that is the best so far is
+	 * saved as a checkpoint. Without it the last step's. The best checkpoint is never pruned.
+	 */
+	int load_best;
 	int sequential;		  /* wait for each step before submitting the next */
 };
 
@@ -730,8 +834,14 @@ struct moe_train_event {
 	enum moe_train_event_type type;
 	int64_t step, total_steps; /* 1-based */
 	double epoch, loss, eval_loss, learning_rate, grad_norm, grad_norm_experts;
+	double aux_loss, z_loss; /* without coefficients; z_loss 0 where it has none */
 	int64_t tokens, trained_tokens; /* of the step */
+	int64_t skipped; /* steps of the run without an update, up to this one */
 	double tokens_per_s, rss_gib, eta_s, idle_share;
+	/* of this step, per MoE layer from the lowest trained one up; valid during the call */
+	int moe_layers;
+	const double *expert_load;	/* tokens of the busiest expert over the mean */
+	const int32_t *unused_experts;	/* experts without a token */
 	enum moe_idle_cause idle_cause; /* the largest, and its share of the workers' time */
 	double idle_cause_share;
 	const char *text; /* path of what was saved, or a warning */
@@ -746,15 +856,20 @@ struct moe_train_result {
 	double first_loss, last_loss, eval_loss; /* eval_loss NaN without evaluation */
 	double peak_rss_gib;
 	int64_t adapted_experts, experts_without_gradient; /* over all layers */
+	int64_t skipped; /* steps without an update */
+	double best_loss; /* least evaluation loss, NaN without evaluation, and its step */
+	int64_t best_step;
 	/* of a micro-batch of the evaluations: moe_evaluate of a model with this max_tokens makes
 	 * the same ones, and so the same bits; 0 without evaluation */
 	int eval_batch_tokens;
 };
 
+/* The part of moe_train's checks that needs neither model nor data. */
+MOE_API enum moe_status moe_train_check(const struct moe_trainer_params *params);
 MOE_API enum moe_status moe_train(struct moe_model *model, const struct moe_trainer_params *params,
 				  moe_train_fn fn, void *user, struct moe_train_result *result);
-/* Tokens that each expert of a layer saw in the last moe_train; counts [E]. MOE_ERR_ARG: no MoE
- * layer. */
+/* Tokens that each expert of a layer saw in the last moe_train, with what it resumed from; counts [E]. MOE_ERR_ARG:
+ * no MoE layer, or one below the lowest trained layer. */
 MOE_API enum moe_status moe_train_expert_tokens(struct moe_model *model, int layer, int64_t *counts,
 						int n);
 
@@ -835,7 +950,8 @@ struct moe_merge_params {
 	size_t struct_size;
 	const char *model, *adapter; /* folders; the adapter in any form */
 	const char *output_dir;	     /* must not exist, or be empty; complete or absent */
-	const char *weights;	     /* "keep" (NULL): names, shards and dtypes of the base */
+	const char *weights;	     /* "keep" (NULL): names, shards, dtypes and formats of the base; or a
+					format of moe_convert_model_params for the experts */
 	int64_t max_shard_bytes;     /* larger shards are split; 0: none */
 	moe_work_fn progress;
 	void *user;
@@ -844,6 +960,8 @@ struct moe_merge_result {
 	size_t struct_size;
 	int64_t tensors, merged, shards, bytes;
 	double seconds;
+	/* Where weights were quantised: ||stored - (W + scaling B A)|| / ||W + scaling B A||; else 0. */
+	double error, worst_error;
 };
 /* MOE_ERR_FORMAT: the adapter was made for another model; MOE_ERR_NOFIT: too little disk. */
 MOE_API enum moe_status moe_merge(const struct moe_merge_params *params,
@@ -865,10 +983,54 @@ MOE_API enum moe_status moe_convert_adapter(const struct moe_convert_params *par
 					    struct moe_convert_result *result);
 
 /*
+ * A checkpoint whose weights are in another format: a new folder with the other files of the old
+ * one, SHA256SUMS of the weights, and a config.json that says what they are. It is filled as
+ * OUT.partial, and a later call with the same params goes on with what a killed one left there.
+ */
+struct moe_convert_model_params {
+	size_t struct_size;
+	const char *in, *out;	 /* folders; out must not exist, or be empty */
+	const char *weights;	 /* "int8", "int4", "fp8", "mxfp4", "gptq", "awq", "bf16", "f16", "f32" */
+	const char *layers;	 /* what is quantised: "experts", "linear" (all projections); NULL: what
+				    checkpoints of the format have (fp8: linear, others: experts) */
+	int64_t max_shard_bytes; /* larger files are split; 0: none */
+	int threads;		 /* 0: all CPUs that the process may use */
+	moe_work_fn progress;
+	void *user;
+};
+struct moe_convert_model_result {
+	size_t struct_size;
+	int64_t tensors, converted; /* matrices, those of fused experts one by one */
+	int64_t kept;		    /* of these: whose codes were taken over as they were */
+	int64_t shards, resumed;    /* files; those that an earlier call had finished */
+	int64_t bytes_in, bytes;    /* of all tensors, before and after */
+	/* ||new - old|| / ||old||, of what this call converted: all of it, and the worst matrix */
+	double error, worst_error;
+	char worst[192];
+	double seconds;
+};
+/* MOE_ERR_FORMAT, MOE_ERR_UNSUPPORTED name the tensor; MOE_ERR_NOFIT: too little disk. */
+MOE_API enum moe_status moe_convert_model(const struct moe_convert_model_params *params,
+					  struct moe_convert_model_result *result);
+
+/* SHA-256 in lower-case hexadecimal digits. MOE_ERR_IO: the file cannot be read. */
+#define MOE_SHA256_TEXT 65
+MOE_API void moe_sha256(const void *data, size_t bytes, char out[MOE_SHA256_TEXT]);
+MOE_API enum moe_status moe_file_sha256(const char *path, char out[MOE_SHA256_TEXT]);
+
+/*
  * What path holds (a model, an adapter, a token file, a training state, a trace, any safetensors
  * file) as JSON text with the key "kind"; moe_text_free it. MOE_ERR_FORMAT: none of these.
  */
 MOE_API enum moe_status moe_inspect(const char *path, char **json);
+/* The same; of quantised weights also their values. */
+struct moe_inspect_params {
+	size_t struct_size;
+	int values;	  /* nonzero: ranges of values and scales: reads all of them */
+	const char *base; /* a plain checkpoint, or NULL: errors against it, for those of equal names */
+};
+MOE_API enum moe_status moe_inspect_with(const char *path, const struct moe_inspect_params *params,
+					 char **json);
 MOE_API void moe_text_free(char *text);
 
 /* ---------------------------------------------------------------- machine */

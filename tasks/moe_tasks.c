@@ -8,7 +8,7 @@
 #include "codelets/down_bwd.h"
 #include "codelets/ffn_bwd.h"
 #include "codelets/ffn_down.h"
-#include "codelets/ffn_grad.h"
+#include "codelets/ffn_lora_grad.h"
 #include "codelets/ffn_up.h"
 #include "codelets/gate_up.h"
 #include "codelets/gate_up_bwd.h"
@@ -62,10 +62,11 @@ static int block_part(const struct moe_context *c, int block)
 }
 
 enum moe_status moe_task_load(const struct moe_context *c, const struct moe_copy_args *a, int block,
-			      struct moe_tensor *after, struct moe_tensor *out)
+			      struct moe_tensor *from, struct moe_tensor *after, struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
+	moe_access_add(&l, from, MOE_R);
 	moe_access_add(&l, after, MOE_R);
 	moe_access_add(&l, out, MOE_W);
 	return moe_task_submit(c, MOE_KIND_load, &moe_cl_load, a, sizeof *a, &l,
@@ -73,11 +74,12 @@ enum moe_status moe_task_load(const struct moe_context *c, const struct moe_copy
 }
 
 enum moe_status moe_task_store(const struct moe_context *c, const struct moe_copy_args *a,
-			       int block, struct moe_tensor *in)
+			       int block, struct moe_tensor *in, struct moe_tensor *to)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	moe_access_add(&l, in, MOE_R);
+	moe_access_add(&l, to, MOE_W);
 	return moe_task_submit(c, MOE_KIND_store, &moe_cl_store, a, sizeof *a, &l,
 			       (struct moe_where){ block, -1, block_part(c, block) }, c->priority);
 }
@@ -210,25 +212,31 @@ enum moe_status moe_task_combine(const struct moe_context *c, const struct moe_t
 }
 
 enum moe_status moe_task_ffn_up(const struct moe_context *c, const struct moe_token_args *a,
-				int block, struct moe_tensor *x, struct moe_tensor *out)
+				int block, struct moe_tensor *x, struct moe_tensor *const *lora,
+				struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_tokens("ffn_up", a));
 	moe_access_add(&l, x, MOE_R);
+	for (int i = 0; lora && i < MOE_FFN_MATRICES; i++)
+		if (i != MOE_FFN_DOWN)
+			moe_access_add(&l, lora[i], MOE_R);
 	moe_access_add(&l, out, MOE_W);
 	return moe_task_submit(c, MOE_KIND_ffn_up, &moe_cl_ffn_up, a, sizeof *a, &l,
 			       (struct moe_where){ block, -1, block_part(c, block) }, c->priority);
 }
 
 enum moe_status moe_task_ffn_down(const struct moe_context *c, const struct moe_token_args *a,
-				  int block, struct moe_tensor *hidden, struct moe_tensor *residual,
+				  int block, struct moe_tensor *hidden,
+				  struct moe_tensor *const *lora, struct moe_tensor *residual,
 				  struct moe_tensor *after, struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_tokens("ffn_down", a));
 	moe_access_add(&l, hidden, MOE_R);
+	moe_access_add(&l, lora ? lora[MOE_FFN_DOWN] : NULL, MOE_R);
 	moe_access_add(&l, residual, MOE_R);
 	moe_access_add(&l, after, MOE_R);
 	moe_access_add(&l, out, MOE_W);
@@ -426,14 +434,16 @@ enum moe_status moe_task_router_fold(const struct moe_context *c, const struct m
 
 enum moe_status moe_task_ffn_bwd(const struct moe_context *c, const struct moe_token_args *a,
 				 int block, struct moe_tensor *hidden, struct moe_tensor *grad_out,
-				 struct moe_tensor *scratch, struct moe_tensor *after,
-				 struct moe_tensor *out)
+				 struct moe_tensor *const *lora, struct moe_tensor *scratch,
+				 struct moe_tensor *after, struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_tokens("ffn_bwd", a));
 	moe_access_add(&l, hidden, MOE_RW);
 	moe_access_add(&l, grad_out, MOE_R);
+	if (lora)
+		add_all(&l, lora, MOE_FFN_MATRICES, MOE_R);
 	moe_access_add(&l, scratch, MOE_R);
 	moe_access_add(&l, after, MOE_R);
 	moe_access_add(&l, out, MOE_W);
@@ -441,18 +451,24 @@ enum moe_status moe_task_ffn_bwd(const struct moe_context *c, const struct moe_t
 			       (struct moe_where){ block, -1, block_part(c, block) }, c->priority);
 }
 
-enum moe_status moe_task_ffn_grad(const struct moe_context *c, const struct moe_token_args *a,
-				  struct moe_tensor *const *in, int n, struct moe_tensor *scratch,
-				  struct moe_tensor *grad)
+enum moe_status moe_task_ffn_lora_grad(const struct moe_context *c, const struct moe_token_args *a,
+				       struct moe_tensor *in, struct moe_tensor *kept,
+				       struct moe_tensor *users, struct moe_tensor *lora,
+				       struct moe_tensor *grad)
 {
 	struct moe_access_list l = { .n = 0 };
 
-	MOE_TRY(check_tokens("ffn_grad", a));
-	add_all(&l, in, n, MOE_R);
-	moe_access_add(&l, scratch, MOE_R);
+	MOE_TRY(check_tokens("ffn_lora_grad", a));
+	if (!a->ffn || a->matrix >= MOE_FFN_MATRICES || !moe_ffn_trains(a->ffn, a->matrix))
+		return moe_fail(MOE_ERR_ARG, "ffn_lora_grad: matrix %d is not trained", a->matrix);
+	moe_access_add(&l, in, MOE_R);
+	moe_access_add(&l, kept, MOE_R);
+	moe_access_add(&l, users, MOE_R);
+	moe_access_add(&l, lora, MOE_R);
 	moe_access_add(&l, grad, a->first ? MOE_W : MOE_RW);
-	return moe_task_submit(c, MOE_KIND_ffn_grad, &moe_cl_ffn_grad, a, sizeof *a, &l,
-			       (struct moe_where){ -1, -1, -1 }, MOE_PRIORITY_FILL);
+	return moe_task_submit(c, MOE_KIND_ffn_lora_grad, &moe_cl_ffn_lora_grad, a, sizeof *a, &l,
+			       (struct moe_where){ MOE_FFN_TAG + (int)a->matrix, -1, -1 },
+			       MOE_PRIORITY_FILL);
 }
 
 enum moe_status moe_task_grad_norm(const struct moe_context *c, const struct moe_update_args *a,
@@ -481,19 +497,32 @@ enum moe_status moe_task_grad_total(const struct moe_context *c,
 			       (struct moe_where){ -1, -1, -1 }, MOE_PRIORITY_UPDATE + 1);
 }
 
+#define STREAMS_FROM 262144 /* elements of an update that no cache holds: a millisecond and less is not worth waiting */
+
+static int64_t elements(const struct moe_update_args *a)
+{
+	int64_t n = 0;
+
+	for (int i = 0; i < a->n; i++)
+		n += (a->range[i].e1 - a->range[i].e0) * a->range[i].param->piece;
+	return n;
+}
+
 enum moe_status moe_task_update(const struct moe_context *c, const struct moe_update_args *a,
 				int group, int part, struct moe_tensor *const *grads, int n_grads,
 				struct moe_tensor *norm, struct moe_tensor *const *params,
 				int n_params)
 {
 	struct moe_access_list l = { .n = 0 };
+	struct moe_context own = *c;
 
 	if (a->n < 1 || a->n > MOE_UPDATE_RANGES)
 		return moe_fail(MOE_ERR_ARG, "update: %d ranges", a->n);
+	own.streams = elements(a) >= STREAMS_FROM;
 	add_all(&l, grads, n_grads, MOE_R);
 	moe_access_add(&l, norm, MOE_R);
 	add_all(&l, params, n_params, MOE_RW);
-	return moe_task_submit(c, MOE_KIND_update, &moe_cl_update, a, sizeof *a, &l,
+	return moe_task_submit(&own, MOE_KIND_update, &moe_cl_update, a, sizeof *a, &l,
 			       (struct moe_where){ group, -1, part },
 			       MOE_PRIORITY_UPDATE - c->layer);
 }
@@ -539,10 +568,10 @@ enum moe_status moe_task_repack(const struct moe_context *c, const struct moe_re
 	if (!e || a->part < 0 || a->part >= e->P || a->group < 0 || a->group >= e->G)
 		return moe_fail(MOE_ERR_ARG, "repack: part %d, group %d of %d, %d", a->part, a->group,
 				e ? e->P : 0, e ? e->G : 0);
-	if (!source && !e->part[a->part].base[MOE_GATE].value)
+	if (!source && !e->part[a->part].base[MOE_GATE].m)
 		return moe_fail(MOE_ERR_ARG, "repack: part %d, group %d has neither masters nor a source",
 				a->part, a->group);
-	if (!source && !moe_kernels()->tiles && e->part[a->part].gate->dtype != MOE_F32)
+	if (!source && !moe_kernels()->tiles && e->part[a->part].base[MOE_GATE].value && e->part[a->part].gate->dtype != MOE_F32)
 		return moe_fail(MOE_ERR_ARG,
 				"repack: the %s kernels keep weights as %s; masters need F32",
 				moe_kernels()->name, moe_dtype_name(e->part[a->part].gate->dtype));

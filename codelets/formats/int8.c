@@ -36,13 +36,9 @@ static enum moe_status open(const struct moe_stored *s, struct moe_quantised *q)
 	return MOE_OK;
 }
 
-static float quantise(int64_t n, int64_t k, const float *x, int64_t ld, uint8_t *out,
-		      int64_t ld_codes)
+static void encode(int64_t n, int64_t k, const float *x, int64_t ld, float scale, uint8_t *out,
+		   int64_t ld_codes)
 {
-	float largest = moe_largest(n, k, x, ld), scale;
-
-	scale = largest > 0 ? largest / LARGEST : 1;
-	scale = scale > 0 ? scale : 0x1p-149f;
 	for (int64_t i = 0; i < n; i++)
 		for (int64_t j = 0; j < k; j++) {
 			float v = nearbyintf(x[i * ld + j] / scale);
@@ -50,8 +46,43 @@ static float quantise(int64_t n, int64_t k, const float *x, int64_t ld, uint8_t 
 			out[i * ld_codes + j] =
 				(uint8_t)(int8_t)MOE_MAX(MOE_MIN(v, LARGEST), -LARGEST);
 		}
+}
+
+static float quantise(int64_t n, int64_t k, const float *x, int64_t ld, uint8_t *out,
+		      int64_t ld_codes)
+{
+	float largest = moe_largest(n, k, x, ld), scale;
+
+	scale = largest > 0 ? largest / LARGEST : 1;
+	scale = scale > 0 ? scale : 0x1p-149f;
+	encode(n, k, x, ld, scale, out, ld_codes);
 	return scale;
 }
+
+static enum moe_status shapes(const struct moe_quantised *q, struct moe_stored *s)
+{
+	moe_stored_set(&s->codes, MOE_I8, q->n, q->k);
+	moe_stored_set(&s->scale, q->coding.scale, q->n, moe_groups(&q->coding, q->k));
+	return MOE_OK;
+}
+
+static enum moe_status store(const struct moe_quantised *q, const struct moe_stored *s)
+{
+	moe_store_bytes(q, s->codes.data);
+	moe_store_scales(q, &s->scale);
+	return MOE_OK;
+}
+
+static bool size(const struct moe_array *codes, const struct moe_array *scale, int64_t *n,
+		 int64_t *k)
+{
+	(void)scale;
+	*n = codes->shape[0];
+	*k = codes->shape[1];
+	return codes->ndim == 2;
+}
+
+static const struct moe_code_writer writer = { shapes, store };
 
 extern const struct moe_format moe_format_int8;
 const struct moe_format moe_format_int8 = {
@@ -63,8 +94,9 @@ const struct moe_format moe_format_int8 = {
 	.rows = 1,
 	.scale = MOE_F32,
 	.quantise = quantise,
+	.encode = encode,
 	.layout = {
-		{ ".weight", ".weight_scale", NULL, MOE_I8, open },
-		{ "", "_scale", NULL, MOE_I8, open },
+		{ ".weight", ".weight_scale", NULL, MOE_I8, .writer = &writer, .size = size, .open = open },
+		{ "", "_scale", NULL, MOE_I8, .writer = &writer, .size = size, .open = open },
 	},
 };

@@ -12,24 +12,10 @@ import subprocess
 import time
 import unittest
 
-from support import MODEL, ROOT, TOOL, Case, environment, save_tensors
+from support import MODEL, ROOT, TOOL, Case, environment, read_tensors, save_tensors
 
 FAULT = os.environ.get("MOESAIC_FAULT")
 FORMS = ("peft", "per-expert", "kt")
-
-
-def read_tensors(folder):
-    """name -> (file, dtype, shape, bytes)"""
-    found = {}
-    for name in sorted(n for n in os.listdir(folder) if n.endswith(".safetensors")):
-        with open(os.path.join(folder, name), "rb") as file:
-            data = file.read()
-        size = struct.unpack("<Q", data[:8])[0]
-        for key, entry in json.loads(data[8 : 8 + size]).items():
-            if key != "__metadata__":
-                begin, end = (8 + size + at for at in entry["data_offsets"])
-                found[key] = (name, entry["dtype"], entry["shape"], data[begin:end])
-    return found
 
 
 class Adapters(Case):
@@ -89,13 +75,46 @@ class Adapters(Case):
             self.assertEqual(got, want)
         self.out = self.path("continued")
         self.good(*self.train_arguments("--adapter", self.path("router"), "--max-steps", 2, "--warmup-ratio", 0,
-                                        "--learning-rate", 1e-2))  # fmt: skip
+                                        "--lora-rank", 2, "--learning-rate", 1e-2))  # fmt: skip
         found = json.loads(self.good("inspect", self.out, "--json").stdout)["targets"]
         self.assertEqual([(t["target"], t["layers"], t["rank"]) for t in found], [("gate", 1, 2)])
         before, after = read_tensors(self.path("router")), read_tensors(self.out)
         self.assertEqual(before.keys(), after.keys())
         for name in before:
             self.assertNotEqual(before[name][3], after[name][3])
+
+    def test_trained_router(self):
+        """Saved as PEFT's modules_to_save, used, merged, continued, resumed with the same bits."""
+        self.out = self.path("whole")
+        flags = ["--lora-target", "q_proj", "--warmup-ratio", 0, "--learning-rate", 1e-2]
+        self.good(*self.train_arguments("--train-router", "--save-steps", 2, "--max-steps", 4, *flags))
+        found = json.loads(self.good("inspect", self.out, "--json").stdout)
+        self.assertEqual([(t["target"], t["layers"], t.get("weight"), t["params"]) for t in found["targets"]],
+                         [("q_proj", 4, None, 4 * 4 * 256), ("gate", 4, True, 4 * 8 * 128)])  # fmt: skip
+        self.assertEqual(json.loads(self.read("whole", "adapter_config.json"))["modules_to_save"], ["mlp.gate"])
+        names = {f"model.layers.{i}.mlp.gate.weight" for i in range(4)}
+        self.assertLessEqual({"base_model.model." + n for n in names}, read_tensors(self.out).keys())
+        shutil.copytree(self.out, self.path("again"))
+        shutil.rmtree(self.path("again", "checkpoint-4"))
+        bits = self.read("whole", "adapter_model.safetensors")
+        self.good("train", "--config", self.path("whole", "run.yaml"), "--output-dir", self.path("again"), "--resume", "--quiet")
+        self.assertEqual(self.read("again", "adapter_model.safetensors"), bits)
+        for form in FORMS:
+            self.good("convert", self.out, self.path(form), "--adapter-format", form)
+        eval_flags = ["eval", "--data", self.path("train.safetensors"), "--json", "--threads", 2, "--model", MODEL, "--adapter"]
+        want = json.loads(self.good(*eval_flags, self.out).stdout)["loss"]
+        for form in FORMS:
+            self.assertEqual(json.loads(self.good(*eval_flags, self.path(form)).stdout)["loss"], want)
+        self.good("merge", "--model", MODEL, "--adapter", self.out, "--output-dir", self.path("merged"), "--quiet")
+        before, after = read_tensors(MODEL), read_tensors(self.path("merged"))
+        changed = {k for k in before if before[k] != after[k]}
+        self.assertEqual({k for k in changed if "gate" in k}, names)
+        self.out = self.path("continued")
+        result = self.good(*self.train_arguments("--adapter", self.path("whole"), "--max-steps", 2, "--warmup-ratio", 0, "--learning-rate", 1e-2))
+        self.assertNotIn("frozen", result.stdout + result.stderr)
+        first, then = read_tensors(self.path("whole")), read_tensors(self.out)
+        self.assertEqual(first.keys(), then.keys())
+        self.assertTrue(all(first[n][3] != then[n][3] for n in first))
 
     def test_all_linear(self):
         self.out = self.path("all")
@@ -131,10 +150,14 @@ class Adapters(Case):
             ("convert {a}", ["IN and OUT", "1 given"]),
             ("convert {a} {d}/new", ["--adapter-format peft|per-expert|kt is missing"]),
             ("convert {a} {d}/new --adapter-format vllm", ["expected peft|per-expert|kt"]),
-            ("convert {a} {d}/new --weights int8", ["--weights", "not in this version yet"]),
+            ("convert {a} {d}/new --weights int8", ["is an adapter", "--adapter-format F for adapters"]),
             ("convert {d}/absent {d}/new --adapter-format kt", ["absent: no such folder"]),
-            ("convert {d}/nothing {d}/new --adapter-format kt", ["nothing", "no adapter_config.json"]),
-            ("convert {m} {d}/new --adapter-format kt", ["is a model", "not in this version yet"]),
+            ("convert {d}/nothing {d}/new --adapter-format kt", ["nothing", "no adapter_config.json and no config.json"]),
+            ("convert {m} {d}/new --adapter-format kt", ["is a model", "--weights F for models"]),
+            ("convert {m} {d}/new", ["--weights int8|int4", "is missing"]),
+            ("convert {m} {d}/new --weights int5", ["expected int8|int4"]),
+            ("convert {m} {d}/full --weights int8", ["full: exists and is not empty"]),
+            ("convert {m} {m}/new --weights int8", ["lies in the input's folder"]),
             ("convert {d}/dora {d}/new --adapter-format kt", ["dora", "use_dora is not implemented"]),
             ("convert {d}/ranks {d}/new --adapter-format kt", ["ranks", "rank 4", "configuration 8"]),
             ("convert {d}/prefix {d}/new --adapter-format kt", ["peft_type 'PREFIX_TUNING'"]),
@@ -157,7 +180,8 @@ class Adapters(Case):
             ("merge --model {d}/quantised --adapter {a} --output-dir {d}/new", ["is I16", "can be merged", "bf16"]),
             ("merge --model {m} --adapter {a} --output-dir {d}/full", ["full: exists and is not empty"]),
             ("merge --model {m} --adapter {a} --output-dir {m}", ["the base model's folder"]),
-            ("merge --model {m} --adapter {a} --output-dir {d}/new --weights int8", ["not in this version yet"]),
+            ("merge --model {m} --adapter {a} --output-dir {m}/a/b", ["the base model's folder"]),
+            ("merge --model {m} --adapter {a} --output-dir {d}/new --weights int5", ["expected keep|bf16|int8"]),
             ("merge --model {m} --adapter {a} --output-dir {d}/new --max-shard-size much", ["is not a size"]),
             ("inspect", ["one FILE or DIR is expected, 0 given"]),
             ("inspect {a} {m}", ["2 given"]),

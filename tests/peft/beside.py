@@ -27,7 +27,7 @@ MODELS = {
     "qwen3_moe": {"moe_intermediate_size": 32, "intermediate_size": 96, "num_experts": 4, "head_dim": 16,
                   "mlp_only_layers": [0], "norm_topk_prob": True},
     "qwen2_moe": {"moe_intermediate_size": 32, "intermediate_size": 96, "num_experts": 4,
-                  "shared_expert_intermediate_size": 48, "norm_topk_prob": False},
+                  "shared_expert_intermediate_size": 48, "mlp_only_layers": [0], "norm_topk_prob": False},
     "mixtral": {"intermediate_size": 48, "num_local_experts": 4, "head_dim": 16},
     "olmoe": {"intermediate_size": 48, "num_experts": 4, "num_key_value_heads": 4},
 }  # fmt: skip
@@ -128,6 +128,8 @@ def randomise(model, scale=0.1):
         for name, parameter in model.named_parameters():
             if "lora_" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+            elif "modules_to_save" in name:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)
 
 
 def peft_adapter(model_path, path, **config):
@@ -141,4 +143,4 @@ def peft_adapter(model_path, path, **config):
 
 def open_with_peft(model_path, adapter):
     model = PeftModel.from_pretrained(load(model_path), adapter).eval()
-    return model, sum(p.numel() for n, p in model.named_parameters() if "lora_" in n)
+    return model, sum(p.numel() for n, p in model.named_parameters() if "lora_" in n or "modules_to_save" in n)
