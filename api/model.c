@@ -77,6 +77,16 @@ static enum moe_status make_slots(struct moe_model *m)
 	return MOE_OK;
 }
 
+/* From the lowest trained layer on: their recomputation has the backward of the layers above to overlap with. */
+static void choose_recompute(struct moe_model *m)
+{
+	int lowest = moe_decoder_lowest(&m->decoder);
+
+	m->recomputed = m->params.recompute == MOE_RECOMPUTE_ALWAYS ? m->decoder.n_layers - lowest : 0;
+	for (int i = 0; i < m->decoder.n_layers; i++)
+		moe_decoder_set_recompute(&m->decoder.layers[i], i >= lowest && i < lowest + m->recomputed);
+}
+
 /* Tensors, the ring of the backward's weights, worker scratch, slots. */
 static enum moe_status make_runtime(struct moe_model *m)
 {
@@ -95,6 +105,7 @@ static enum moe_status make_runtime(struct moe_model *m)
 		MOE_TRY(moe_backward_ring_create(m->engine, experts,
 						 experts->part[0].gate[0].dtype, m->backward.ring,
 						 &m->tensors.ring));
+	choose_recompute(m);
 	MOE_TRY(moe_ticket_create(m->engine, &m->ticket));
 	MOE_TRY(reserve_scratch(m));
 	return make_slots(m);

@@ -53,6 +53,7 @@ struct moe_model {
 	struct moe_decoder_tensors tensors;
 	struct moe_decoder_slot slot[MOE_MODEL_SLOTS];
 	int n_slots;
+	int recomputed; /* trained layers that recompute, from the lowest on */
 	int group_size; /* experts per task */
 	const struct moe_format *convert; /* params.weights, or NULL */
 	const struct moe_format *format;  /* of the experts, NULL: plain */

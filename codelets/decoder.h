@@ -25,6 +25,7 @@ struct moe_linear {
 enum moe_attn_linear { MOE_ATTN_Q = 0, MOE_ATTN_K, MOE_ATTN_V, MOE_ATTN_O, MOE_ATTN_LINEARS };
 
 struct moe_decoder_layer {
+	bool recompute; /* the backward computes all but x and the plan again */
 	float *attn_norm, *ffn_norm; /* [H] */
 	struct moe_linear linear[MOE_ATTN_LINEARS];
 	float *q_norm, *k_norm;	     /* [q_norm_n], [k_norm_n] or NULL */

@@ -83,6 +83,7 @@ struct moe_experts {
 	struct moe_param router_param;
 	struct moe_router_lora *router_lora; /* where it is trained; codelets/router_lora.h. Not owned */
 	bool recompute; /* u, gate and up are computed again in the backward instead of kept */
+	bool recompute_x; /* with it: x16 too. It is then memory of the state's owner */
 	float dropout;	/* of LoRA's inputs, where a pass asks for it */
 	uint64_t dropout_seed; /* of this layer */
 	int64_t *tokens_seen;		 /* [E] rows that gave gradients so far, or NULL */
@@ -126,7 +127,7 @@ struct moe_experts_part_state {
 struct moe_experts_state {
 	struct moe_plan plan;
 	size_t part_rows; /* R */
-	bool recompute;	  /* u, gate and up of part[] are scratch */
+	bool recompute, recompute_x; /* u, gate and up of part[] are scratch; x16 is the owner's */
 	/* dropout of this pass */
 	bool drop;
 	int64_t drop_step, drop_position;

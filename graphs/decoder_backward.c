@@ -198,6 +198,38 @@ static enum moe_status submit_linear_grads(const struct moe_context *c, struct m
 	return MOE_OK;
 }
 
+/* The last layer of a set: nothing has overwritten what its forward left. */
+static bool still_there(const struct moe_decoder_slot *s, int layer)
+{
+	for (int i = layer + 2; i < s->decoder->n_layers; i += 2)
+		if (moe_decoder_recomputes(s, i))
+			return false;
+	return true;
+}
+
+/* The set may be overwritten when nothing reads the layer that was in it last; then its readers wait for all of it. */
+enum moe_status moe_decoder_submit_again(const struct moe_context *c, struct moe_decoder_pass *p, int layer)
+{
+	const struct moe_decoder_layer *l = &p->decoder->layers[layer];
+	struct moe_decoder_slot *s = p->slot;
+	struct moe_tensor **mid = moe_decoder_blocks(s, layer)->mid, *kept = s->layer[layer].kept;
+	int n = moe_token_blocks(p->batch.T);
+
+	if (still_there(s, layer))
+		return MOE_OK;
+	MOE_TRY(moe_task_join(c, NULL, 0, kept, NULL));
+	MOE_TRY(moe_decoder_submit_attention(c, p, layer));
+	for (int b = 0; l->ffn && b < n; b++) {
+		struct moe_token_args a = { .ffn = l->ffn,
+					    .ffn_state = moe_decoder_ffn_state(s, layer),
+					    .t0 = moe_block_begin(b),
+					    .t1 = moe_block_end(b, p->batch.T) };
+
+		MOE_TRY(moe_task_ffn_up(c, &a, b, mid[b], l->experts ? s->st.ffn[b] : s->hidden[b]));
+	}
+	return moe_join_submit(c, &s->again_all, mid, n, kept);
+}
+
 enum moe_status moe_graph_decoder_backward(const struct moe_context *c, struct moe_decoder_pass *p,
 					   bool first)
 {
@@ -213,6 +245,8 @@ enum moe_status moe_graph_decoder_backward(const struct moe_context *c, struct m
 			   moe_decoder_trains(layer, MOE_ATTN_K) ||
 			   moe_decoder_trains(layer, MOE_ATTN_V);
 
+		if (moe_decoder_recomputes(s, l))
+			MOE_TRY(moe_decoder_submit_again(&lc, p, l));
 		MOE_TRY(submit_ffn_bwd(&lc, p, l, first));
 		if (below || qkv)
 			MOE_TRY(submit_attention_path(&lc, p, l, below));

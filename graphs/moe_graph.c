@@ -361,6 +361,8 @@ enum moe_status moe_graph_moe_backward(const struct moe_context *c, struct moe_m
 
 	if (p->state->grad_out != grad_out->data)
 		p->state->grad_out = grad_out->data;
+	if (p->again) /* what follows is ordered by scratch */
+		MOE_TRY(moe_task_join(c, &p->again, 1, s->scratch, NULL));
 	MOE_TRY(moe_join_submit(c, &s->grad_out[p->ring], grad_out->block, grad_out->n_blocks,
 				s->scratch));
 	MOE_TRY(submit_repack(c, p));

@@ -607,6 +607,13 @@ struct moe_model;
 /* Called while a model loads, in the thread that opens it. */
 typedef void (*moe_progress_fn)(const char *what, int64_t done, int64_t total, void *user);
 
+/* Activations of the layers that train: what the backward computes again, from each layer's input. The same bits. */
+enum moe_recompute {
+	MOE_RECOMPUTE_AUTO = 0, /* in as many layers as memory asks for */
+	MOE_RECOMPUTE_NEVER,
+	MOE_RECOMPUTE_ALWAYS,
+};
+
 struct moe_model_params {
 	size_t struct_size;
 	const char *dir;     /* required */
@@ -633,6 +640,7 @@ struct moe_model_params {
 	const char *backward_weights;
 	const char *adapter_format; /* of saved adapters: "peft" (NULL), "per-expert", "kt" */
 	int skip_value_check;	    /* do not look for NaN and Inf in the weights */
+	enum moe_recompute recompute;
 	/* Experts that the checkpoint has in F32, F16 or BF16 become codes of this format ("int8", "int4", "fp8",
 	 * "mxfp4"); NULL, "keep": all weights stay as they are stored, quantised or not (docs/formats.md). */
 	const char *weights;
