@@ -36,6 +36,12 @@ static enum moe_status take_params(struct moe_model *m, const struct moe_model_p
 				"model params: max_tokens %d, slots %d (at most %d), lora_rank %d, "
 				"expert_rank %d, lora_alpha %g", p->max_tokens, p->slots,
 				MOE_MODEL_SLOTS, p->lora_rank, p->expert_rank, p->lora_alpha);
+	if ((unsigned)p->recompute > MOE_RECOMPUTE_ALWAYS)
+		return moe_fail(MOE_ERR_ARG, "recompute is %d; 0 (auto), 1 (never) and 2 (always) are possible",
+				(int)p->recompute);
+	if (!(p->lora_dropout >= 0 && p->lora_dropout < 1))
+		return moe_fail(MOE_ERR_ARG, "lora_dropout is %g; at least 0 and below 1 are possible",
+				p->lora_dropout);
 	MOE_TRY(moe_adapter_form_find(p->adapter_format, &form));
 	m->params = *p;
 	m->params.adapter_format = form->name;
@@ -87,6 +93,16 @@ static void choose_recompute(struct moe_model *m)
 		moe_decoder_set_recompute(&m->decoder.layers[i], i >= lowest && i < lowest + m->recomputed);
 }
 
+static void set_dropout(struct moe_model *m)
+{
+	struct moe_decoder *d = &m->decoder;
+
+	d->dropout = m->params.inference_only ? 0 : (float)m->params.lora_dropout;
+	for (int i = 0; i < d->n_layers; i++)
+		if (d->layers[i].experts && d->layers[i].experts->r)
+			d->layers[i].experts->dropout = d->dropout;
+}
+
 /* Tensors, the ring of the backward's weights, worker scratch, slots. */
 static enum moe_status make_runtime(struct moe_model *m)
 {
@@ -106,6 +122,7 @@ static enum moe_status make_runtime(struct moe_model *m)
 						 experts->part[0].gate[0].dtype, m->backward.ring,
 						 &m->tensors.ring));
 	choose_recompute(m);
+	set_dropout(m);
 	MOE_TRY(moe_ticket_create(m->engine, &m->ticket));
 	MOE_TRY(reserve_scratch(m));
 	return make_slots(m);

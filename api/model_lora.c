@@ -29,6 +29,12 @@ static enum moe_status finish(struct moe_model *m)
 					"version: q_proj, k_proj, v_proj, o_proj, experts and gate (the "
 					"router) can be trained",
 					moe_adapter_target_name((enum moe_adapter_target)t));
+		if (t >= MOE_ADAPTER_ROUTER && m->params.lora_dropout > 0 && !m->params.inference_only)
+			return moe_fail(MOE_ERR_UNSUPPORTED,
+					"lora_dropout %g with an adapter of %s: its LoRA is part of its weight, which "
+					"has no masked input; train without it or without dropout",
+					m->params.lora_dropout,
+					moe_adapter_target_name((enum moe_adapter_target)t));
 		for (int l = 0; l < m->arch.n_layers; l++)
 			m->lora.partial[t] |= possible(&m->arch, t, l) && !m->lora.on[t][l];
 	}

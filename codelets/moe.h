@@ -128,9 +128,7 @@ struct moe_experts_state {
 	struct moe_plan plan;
 	size_t part_rows; /* R */
 	bool recompute, recompute_x; /* u, gate and up of part[] are scratch; x16 is the owner's */
-	/* dropout of this pass */
-	bool drop;
-	int64_t drop_step, drop_position;
+	struct moe_drop_pass drop; /* of this pass; written with the plan */
 	const float *x;	  /* [T, H] input of router and experts */
 	uint16_t *x16;	  /* [T, H'] the same in bf16, where the kernels read it; kept */
 	const float *grad_out; /* [T, H] */

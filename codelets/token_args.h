@@ -23,6 +23,7 @@ struct moe_token_args {
 	int part, c0, c1;	/* combine_part: chunks of H of this part */
 	bool weighted;		/* combine_part: by the routing weights (forward) */
 	bool first;		/* gradients: clear first */
+	struct moe_drop_pass drop; /* plan: of the experts' LoRA in this pass */
 	const float *residual, *shared; /* [T, H] added by combine; or NULL */
 	float *out;		/* [T, H] */
 	struct moe_norm_bwd norm;

@@ -122,6 +122,7 @@ struct moe_decoder_pass {
 	struct moe_decoder_tensors *tensors;
 	struct moe_decoder_slot *slot;
 	struct moe_batch batch; /* 1 <= T <= T_max */
+	struct moe_drop_pass drop; /* seed: of the training; on: the decoder's dropout masks what LoRA sees */
 };
 
 /* Embedding and all layers. c->priority is that of the pass; layers add 8 each. */
@@ -162,6 +163,13 @@ static inline struct moe_attn_blocks *moe_decoder_blocks(struct moe_decoder_slot
 /* A layer's activation as the stream that the MoE graph takes. */
 struct moe_stream moe_decoder_stream(struct moe_decoder_slot *s, float *data,
 				     struct moe_tensor **block, struct moe_tensor *users, int T);
+static inline struct moe_drop_pass moe_decoder_drop(const struct moe_decoder_pass *p, int layer)
+{
+	struct moe_drop_pass d = p->drop;
+
+	d.seed = moe_drop_seed(d.seed, layer);
+	return d;
+}
 struct moe_moe_pass moe_decoder_moe_pass(struct moe_decoder_pass *p, int layer);
 struct moe_ffn_state *moe_decoder_ffn_state(struct moe_decoder_slot *s, int layer);
 /* Chooses a layer's activations; before slots are created. */

@@ -37,6 +37,7 @@ static struct moe_attn_args args_of(struct moe_decoder_pass *p, int layer, int b
 	return (struct moe_attn_args){
 		.decoder = p->decoder,
 		.layer = &p->decoder->layers[layer],
+		.drop = moe_decoder_drop(p, layer),
 		.state = &s->layer[layer].attn,
 		.grad = &s->ring[ring].grad,
 		.batch = p->batch,

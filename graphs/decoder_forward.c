@@ -64,6 +64,7 @@ struct moe_moe_pass moe_decoder_moe_pass(struct moe_decoder_pass *p, int layer)
 		.plan = frozen ? s->frozen_plan : s->plan[layer],
 		.ring = layer & 1,
 		.has_grads = l->experts->a_gu.grad != NULL,
+		.drop = moe_decoder_drop(p, layer),
 		.again = moe_decoder_recomputes(s, layer) ? s->layer[layer].kept : NULL,
 	};
 
@@ -89,6 +90,7 @@ static struct moe_attn_args args_of(struct moe_decoder_pass *p, int layer, int b
 	return (struct moe_attn_args){
 		.decoder = p->decoder,
 		.layer = &p->decoder->layers[layer],
+		.drop = moe_decoder_drop(p, layer),
 		.state = &moe_decoder_buffers(p->slot, layer)->attn,
 		.batch = p->batch,
 		.t0 = moe_block_begin(block),

@@ -42,6 +42,7 @@ static enum moe_status submit_route(const struct moe_context *c, struct moe_moe_
 		MOE_TRY(moe_join_submit(c, &s->x, s->route, x->n_blocks, NULL));
 	}
 	all.t1 = x->T;
+	all.drop = p->drop;
 	return moe_task_plan(c, &all, &s->x.out, 1, s->scratch, p->plan);
 }
 

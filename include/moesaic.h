@@ -641,6 +641,9 @@ struct moe_model_params {
 	const char *adapter_format; /* of saved adapters: "peft" (NULL), "per-expert", "kt" */
 	int skip_value_check;	    /* do not look for NaN and Inf in the weights */
 	enum moe_recompute recompute;
+	/* Of LoRA's inputs in training, in [0, 1). Masks follow from the trainer's seed, the step, and the place in the
+	 * step's batch and in the model. Not for a router's LoRA. */
+	double lora_dropout;
 	/* Experts that the checkpoint has in F32, F16 or BF16 become codes of this format ("int8", "int4", "fp8",
 	 * "mxfp4"); NULL, "keep": all weights stay as they are stored, quantised or not (docs/formats.md). */
 	const char *weights;

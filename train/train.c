@@ -342,8 +342,14 @@ static enum moe_status submit_micro(struct run *r, struct step *s, int m, float 
 				 .micro = m,
 				 .step = (int)s->number,
 				 .phase = MOE_PHASE_FORWARD };
-	struct moe_decoder_pass pass = { t->decoder, t->tensors, slot, s->micro[m].batch };
+	struct moe_decoder_pass pass = { .decoder = t->decoder,
+					 .tensors = t->tensors,
+					 .slot = slot,
+					 .batch = s->micro[m].batch,
+					 .drop = { .on = true, .seed = r->order.seed, .step = s->number } };
 
+	for (int i = 0; i < m; i++)
+		pass.drop.position += s->micro[i].batch.T;
 	MOE_TRY(moe_graph_decoder_forward(&c, &pass));
 	MOE_TRY(moe_graph_decoder_loss(&c, &pass, true, scale, &s->loss[m]));
 	c.phase = MOE_PHASE_BACKWARD;

@@ -29,6 +29,8 @@ static const struct rule rules[] = {
 	{ "warmup_steps", "0", IGNORE, NULL, NULL },
 	{ "warmup_steps", NULL, REFUSE, "not in this version yet; use warmup_ratio", NULL },
 	{ "packing", NULL, MAP, "packing", NULL },
+	{ "kt_cpu_activation", "retain", MAP, "recompute", "never" },
+	{ "kt_cpu_activation", "recompute", MAP, "recompute", "always" },
 	{ "kt_cpu_activation", NULL, IGNORE, NULL, NULL },
 	{ "kt_num_threads", NULL, THREADS, "threads", NULL },
 	{ "cpu_infer", NULL, THREADS, "threads", NULL },

@@ -121,6 +121,15 @@ static int settle_rank(struct settings *s, const char *flag, int rank)
 	return settings_set(s, flag, &item, 1);
 }
 
+static enum moe_recompute recompute_of(const struct settings *s)
+{
+	const char *text = settings_text(s, "recompute");
+
+	return !strcmp(text, "never")	 ? MOE_RECOMPUTE_NEVER
+	       : !strcmp(text, "always") ? MOE_RECOMPUTE_ALWAYS
+					 : MOE_RECOMPUTE_AUTO;
+}
+
 char *tool_model_params(const struct settings *s, struct moe_model_params *p)
 {
 	char *targets = settings_joined(s, "lora-target");
@@ -144,6 +153,8 @@ char *tool_model_params(const struct settings *s, struct moe_model_params *p)
 		.max_tokens = by_rows ? 0 : (int)settings_int(s, "batch-tokens"),
 		.backward_weights = settings_text(s, "backward-weights"),
 		.weights = settings_text(s, "weights"),
+		.recompute = recompute_of(s),
+		.lora_dropout = settings_real(s, "lora-dropout"),
 	};
 	return targets;
 }
