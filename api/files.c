@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checkpoints and adapters as files: merging, converting. Needs no engine. */
 #include "model/adapters/adapter_form.h"
+#include "model/convert.h"
 #include "model/file.h"
 #include "model/inspect.h"
 #include "model/merge.h"
@@ -74,6 +75,21 @@ enum moe_status moe_convert_adapter(const struct moe_convert_params *p,
 	}
 	moe_adapter_free(adapter);
 	return status;
+}
+
+enum moe_status moe_convert_model(const struct moe_convert_model_params *p,
+				  struct moe_convert_model_result *result)
+{
+	struct moe_convert_model_result own = { .struct_size = sizeof own };
+
+	if (!p || p->struct_size < sizeof *p || (result && result->struct_size < sizeof *result))
+		return moe_fail(MOE_ERR_ARG, "convert params: struct_size is not set");
+	if (!p->in || !p->out || !p->weights)
+		return moe_fail(MOE_ERR_ARG, "convert params: in, out or weights is NULL");
+	if (p->max_shard_bytes < 0 || p->threads < 0)
+		return moe_fail(MOE_ERR_ARG, "convert params: max_shard_bytes %lld, threads %d",
+				(long long)p->max_shard_bytes, p->threads);
+	return moe_convert_model_run(p, result ? result : &own);
 }
 
 enum moe_status moe_inspect(const char *path, char **json)

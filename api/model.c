@@ -5,6 +5,7 @@
 #include "model/arch_reader.h"
 
 #include "codelets/ffn_bwd.h"
+#include "codelets/ffn_lora_grad.h"
 #include "model/adapters/adapter_form.h"
 
 enum moe_status moe_model_enter(struct moe_model *m)
@@ -42,6 +43,8 @@ static enum moe_status take_params(struct moe_model *m, const struct moe_model_p
 	if (!(p->lora_dropout >= 0 && p->lora_dropout < 1))
 		return moe_fail(MOE_ERR_ARG, "lora_dropout is %g; at least 0 and below 1 are possible",
 				p->lora_dropout);
+	if (p->keep_text && (!p->inference_only || p->slots > 1))
+		return moe_fail(MOE_ERR_ARG, "model params: keep_text needs inference_only and one slot");
 	MOE_TRY(moe_adapter_form_find(p->adapter_format, &form));
 	m->params = *p;
 	m->params.adapter_format = form->name;
@@ -66,7 +69,8 @@ static enum moe_status reserve_scratch(struct moe_model *m)
 		const struct moe_decoder_layer *l = &d->layers[i];
 
 		if (l->ffn)
-			scratch = MOE_MAX(scratch, moe_ffn_scratch(l->ffn));
+			scratch = MOE_MAX(scratch, MOE_MAX(moe_ffn_scratch(l->ffn),
+							   moe_ffn_lora_grad_scratch(l->ffn)));
 		if (l->experts)
 			scratch = MOE_MAX(scratch,
 					  moe_experts_worker_scratch(l->experts,
@@ -93,14 +97,29 @@ static void choose_recompute(struct moe_model *m)
 		moe_decoder_set_recompute(&m->decoder.layers[i], i >= lowest && i < lowest + m->recomputed);
 }
 
+static enum moe_status check_dropout(const struct moe_model *m)
+{
+	if (m->params.inference_only || !(m->params.lora_dropout > 0) || !m->lora.rank[MOE_ADAPTER_ROUTER])
+		return MOE_OK;
+	return moe_fail(MOE_ERR_UNSUPPORTED,
+			"lora_dropout %g with an adapter of %s: its LoRA is part of its weight, which has no masked "
+			"input; train without it or without dropout",
+			m->params.lora_dropout, moe_adapter_target_name(MOE_ADAPTER_ROUTER));
+}
+
 static void set_dropout(struct moe_model *m)
 {
 	struct moe_decoder *d = &m->decoder;
 
 	d->dropout = m->params.inference_only ? 0 : (float)m->params.lora_dropout;
-	for (int i = 0; i < d->n_layers; i++)
-		if (d->layers[i].experts && d->layers[i].experts->r)
-			d->layers[i].experts->dropout = d->dropout;
+	for (int i = 0; i < d->n_layers; i++) {
+		struct moe_decoder_layer *l = &d->layers[i];
+
+		if (l->experts && l->experts->r)
+			l->experts->dropout = d->dropout;
+		if (l->ffn)
+			l->ffn->dropout = d->dropout;
+	}
 }
 
 /* Tensors, the ring of the backward's weights, worker scratch, slots. */
@@ -158,6 +177,7 @@ static enum moe_status load_shape(struct moe_model *m, const char *targets)
 	m->params.lora_targets = targets;
 	MOE_TRY(moe_arch_load(m->params.dir, &m->arch));
 	MOE_TRY(moe_model_plan_lora(m, NULL));
+	MOE_TRY(check_dropout(m));
 	m->params.lora_targets = NULL;
 	MOE_TRY(moe_model_shape(m));
 	MOE_TRY(moe_model_plan_memory(m, NULL));
@@ -183,6 +203,7 @@ static enum moe_status load(struct moe_model *m, const char *adapter_dir, const 
 	if (adapter_dir)
 		MOE_TRY_GOTO(moe_adapter_read(adapter_dir, &adapter), status, out);
 	MOE_TRY_GOTO(moe_model_plan_lora(m, adapter), status, out);
+	MOE_TRY_GOTO(check_dropout(m), status, out);
 	m->params.lora_targets = NULL;
 	MOE_TRY_GOTO(moe_safetensors_open(m->params.dir, &st), status, out);
 	MOE_TRY_GOTO(moe_model_shape(m), status, out);
@@ -194,7 +215,6 @@ static enum moe_status load(struct moe_model *m, const char *adapter_dir, const 
 		MOE_TRY_GOTO(moe_model_set_adapter(m, adapter), status, out);
 	else
 		MOE_TRY_GOTO(moe_model_fold(m), status, out);
-	moe_model_folded_done(m);
 	status = make_runtime(m);
 out:
 	moe_adapter_free(adapter);
@@ -255,6 +275,7 @@ enum moe_status moe_model_get_info(struct moe_model *m, struct moe_model_info *i
 {
 	const struct moe_arch *a;
 	struct moe_param_count count;
+	struct moe_lora_count lora;
 	struct moe_engine_info engine = { .struct_size = sizeof engine };
 
 	if (!m || !info || info->struct_size < sizeof *info)
@@ -298,14 +319,19 @@ enum moe_status moe_model_get_info(struct moe_model *m, struct moe_model_info *i
 		.backward_weights = m->backward_text,
 		.expert_format = m->format ? m->format->name : NULL,
 	};
-	for (int j = MOE_ADAPTER_Q; j <= MOE_ADAPTER_O; j++)
-		info->lora_rank = MOE_MAX(info->lora_rank, m->lora.rank[j]);
+	for (int j = 0; j < MOE_ADAPTER_TARGETS; j++)
+		if (j != MOE_ADAPTER_EXPERTS)
+			info->lora_rank = MOE_MAX(info->lora_rank, m->lora.rank[j]);
 	for (int i = 0; i < a->n_eos && i < 8; i++)
 		info->eos_ids[i] = a->eos_ids[i];
-	moe_model_count_lora(m, &info->attention_lora_params, &info->expert_lora_params,
-			     &info->other_lora_params);
+	lora = moe_model_count_lora(m);
+	info->attention_lora_params = lora.attention;
+	info->router_lora_params = lora.router;
+	info->shared_lora_params = lora.shared;
+	info->dense_lora_params = lora.dense;
+	info->expert_lora_params = lora.experts;
 	if (!m->params.inference_only)
-		info->trainable_params = info->attention_lora_params + info->expert_lora_params +
-					 info->other_lora_params;
+		info->trainable_params =
+			lora.attention + lora.router + lora.shared + lora.dense + lora.experts;
 	return MOE_OK;
 }

@@ -30,25 +30,21 @@ struct moe_lora_plan {
 	bool share_a, rslora;
 };
 
-/*
- * LoRA that is folded into its matrix, W = base + scale B A in f32: of routers, gates and MLPs,
- * which have no LoRA in the graph. base is kept for small ones (routers and gates).
- */
+/* LoRA of a router, folded into its weight: W = base + scale B A in f32, which is small. */
 struct moe_folded_lora {
 	int64_t n, k;
 	int r; /* 0: not adapted */
 	float scale;
-	float *a, *b, *base; /* [r, k], [n, r], [n, k] or NULL */
-	struct moe_router_lora *trained; /* a router's, whose values are a and b; NULL: frozen */
+	float *a, *b, *base; /* [r, k], [n, r], [n, k] */
+	struct moe_router_lora *trained; /* its values are a and b; NULL: frozen */
 };
-#define MOE_FOLDED (MOE_ADAPTER_TARGETS - MOE_ADAPTER_EXPERTS - 1) /* targets above the experts */
 
 struct moe_model {
 	struct moe_engine *engine;
 	struct moe_model_params params; /* dir and adapter owned; defaults filled in */
 	struct moe_arch arch;
 	struct moe_lora_plan lora;
-	struct moe_folded_lora (*folded)[MOE_FOLDED]; /* [layers]; NULL: none are adapted */
+	struct moe_folded_lora *folded; /* [layers], of routers; NULL: none are adapted */
 	struct moe_decoder decoder;
 	struct moe_decoder_tensors tensors;
 	struct moe_decoder_slot slot[MOE_MODEL_SLOTS];
@@ -61,6 +57,7 @@ struct moe_model {
 	char backward_text[32];
 	struct moe_ticket *ticket; /* of evaluation and logits */
 	atomic_flag busy;
+	int64_t text; /* tokens whose keys and values slot 0 has */
 	int64_t non_finite;
 	double load_seconds;
 };
@@ -82,8 +79,10 @@ enum moe_status moe_model_write_adapter(struct moe_model *m, const char *dir);
 /* Targets, ranks and alphas from the parameters or the adapter (may be NULL). */
 enum moe_status moe_model_plan_lora(struct moe_model *m, const struct moe_adapter *adapter);
 /* Trainable values of the plan, and whether layer has target (plan and architecture). */
-void moe_model_count_lora(const struct moe_model *m, int64_t *attention, int64_t *experts,
-			  int64_t *gates);
+struct moe_lora_count {
+	int64_t attention, router, shared, dense, experts;
+};
+struct moe_lora_count moe_model_count_lora(const struct moe_model *m);
 static inline int moe_lora_rank(const struct moe_lora_plan *p, enum moe_adapter_target t, int layer)
 {
 	return p->on[t][layer] ? p->rank[t] : 0;
@@ -101,16 +100,23 @@ enum moe_status moe_model_load_weights(struct moe_model *m, const struct moe_saf
 enum moe_status moe_model_init_lora(struct moe_model *m);
 /* api/model_folded.c: memory and base, once the weights are there (st NULL: memory only). */
 enum moe_status moe_model_make_folded(struct moe_model *m, const struct moe_safetensors *st);
-/* Values of A and B, then all W. A matrix whose base was dropped cannot change: MOE_ERR_ARG. */
+/* Values of A and B, then all W. */
 enum moe_status moe_model_fold(struct moe_model *m);
-/* Drops the large bases. */
-void moe_model_folded_done(struct moe_model *m);
 void moe_model_free_folded(struct moe_model *m);
-static inline struct moe_folded_lora *moe_model_folded(struct moe_model *m, int layer,
-						       enum moe_adapter_target t)
+/* Of the MLP in a layer, for the targets of shared experts, their gate and dense MLPs. */
+static inline enum moe_ffn_matrix moe_ffn_matrix_of(enum moe_adapter_target t)
 {
-	return &m->folded[layer][t - MOE_ADAPTER_EXPERTS - 1];
+	return t == MOE_ADAPTER_SHARED_GATE ? MOE_FFN_SIGMOID
+					    : (enum moe_ffn_matrix)((t - MOE_ADAPTER_SHARED_FFN) % 3);
 }
+/* LoRA that is in the graph, of one matrix [out, in]: attention's projections and dense MLPs. */
+struct moe_single_lora {
+	struct moe_param *a, *b;
+	int64_t in, out;
+};
+/* false: the target is another, or not adapted in the layer. */
+bool moe_model_single(struct moe_model *m, int layer, enum moe_adapter_target t,
+		      struct moe_single_lora *out);
 enum moe_status moe_model_set_adapter(struct moe_model *m, const struct moe_adapter *adapter);
 /* The tensor of a role, whichever name it has. Absent: MOE_ERR_FORMAT naming it. */
 enum moe_status moe_model_find(const struct moe_model *m, const struct moe_safetensors *st,

@@ -48,23 +48,53 @@ static enum moe_status init_experts(struct moe_model *m, int layer, struct moe_e
 	return MOE_OK;
 }
 
+bool moe_model_single(struct moe_model *m, int layer, enum moe_adapter_target t,
+		      struct moe_single_lora *out)
+{
+	struct moe_decoder_layer *l = &m->decoder.layers[layer];
+	struct moe_matrix_lora *f;
+	int which;
+
+	memset(out, 0, sizeof *out);
+	if (t == MOE_ADAPTER_EXPERTS || t == MOE_ADAPTER_ROUTER || !moe_lora_rank(&m->lora, t, layer))
+		return false;
+	if (t < MOE_ADAPTER_ATTENTION) {
+		*out = (struct moe_single_lora){ &l->linear[t].lora_a, &l->linear[t].lora_b,
+						 l->linear[t].weight.k, l->linear[t].weight.n };
+		return true;
+	}
+	which = moe_ffn_matrix_of(t);
+	f = &l->ffn->lora[which];
+	out->a = &f->a;
+	out->b = &f->b;
+	moe_ffn_shape(l->ffn, which, &out->out, &out->in);
+	return true;
+}
+
+/* Of the random numbers of A; attention's and the experts' are below it, and the router's. */
+#define FFN_SEED 17
+
+static enum moe_status init_single(struct moe_model *m, int layer, enum moe_adapter_target t)
+{
+	int target = t < MOE_ADAPTER_ATTENTION ? (int)t : FFN_SEED + (int)moe_ffn_matrix_of(t);
+	struct moe_single_lora p;
+
+	if (!moe_model_single(m, layer, t, &p))
+		return MOE_OK;
+	MOE_TRY(alloc_param(m, p.a));
+	MOE_TRY(alloc_param(m, p.b));
+	if (!moe_engine_is_dry(m->engine))
+		moe_lora_init_a(m->params.seed, layer, target, 0, m->lora.rank[t], p.in, p.a->value);
+	return MOE_OK;
+}
+
 enum moe_status moe_model_init_lora(struct moe_model *m)
 {
 	for (int i = 0; i < m->decoder.n_layers; i++) {
 		struct moe_decoder_layer *l = &m->decoder.layers[i];
 
-		for (int j = 0; j < MOE_ATTN_LINEARS; j++) {
-			struct moe_linear *p = &l->linear[j];
-
-			if (!p->r)
-				continue;
-			p->scale = (float)(m->lora.alpha[j] /
-					   (m->lora.rslora ? sqrt(p->r) : (double)p->r));
-			MOE_TRY(alloc_param(m, &p->lora_a));
-			MOE_TRY(alloc_param(m, &p->lora_b));
-			if (!moe_engine_is_dry(m->engine))
-				moe_lora_init_a(m->params.seed, i, j, 0, p->r, p->weight.k, p->lora_a.value);
-		}
+		for (int t = 0; t < MOE_ADAPTER_TARGETS; t++)
+			MOE_TRY(init_single(m, i, (enum moe_adapter_target)t));
 		if (l->experts && l->experts->r && !moe_engine_is_dry(m->engine))
 			MOE_TRY(init_experts(m, i, l->experts));
 	}
@@ -191,17 +221,16 @@ static enum moe_status set_entry(struct moe_model *m, const struct moe_adapter *
 {
 	size_t a = (size_t)(e->rank * e->in) * sizeof(float),
 	       b = (size_t)(e->rank * e->out) * sizeof(float);
+	struct moe_single_lora p;
 
 	if (e->target == MOE_ADAPTER_EXPERTS)
 		return set_experts(m, adapter, e);
-	if (e->target < MOE_ADAPTER_ATTENTION) {
-		struct moe_linear *p = &m->decoder.layers[e->layer].linear[e->target];
-
-		memcpy(p->lora_a.value, e->a, a);
-		memcpy(p->lora_b.value, e->b, b);
+	if (moe_model_single(m, e->layer, e->target, &p)) {
+		memcpy(p.a->value, e->a, a);
+		memcpy(p.b->value, e->b, b);
 	} else {
-		memcpy(moe_model_folded(m, e->layer, e->target)->a, e->a, a);
-		memcpy(moe_model_folded(m, e->layer, e->target)->b, e->b, b);
+		memcpy(m->folded[e->layer].a, e->a, a);
+		memcpy(m->folded[e->layer].b, e->b, b);
 	}
 	return MOE_OK;
 }
@@ -213,18 +242,16 @@ static void clear_absent(struct moe_model *m, const struct moe_adapter *adapter)
 		struct moe_decoder_layer *l = &m->decoder.layers[i];
 		struct moe_experts *e = l->experts;
 
-		for (int t = MOE_ADAPTER_EXPERTS + 1; m->folded && t < MOE_ADAPTER_TARGETS; t++) {
-			struct moe_folded_lora *f =
-				moe_model_folded(m, i, (enum moe_adapter_target)t);
+		if (m->folded && m->folded[i].r && !moe_adapter_find(adapter, i, MOE_ADAPTER_ROUTER))
+			memset(m->folded[i].b, 0,
+			       (size_t)(m->folded[i].n * m->folded[i].r) * sizeof(float));
+		for (int j = 0; j < MOE_ADAPTER_TARGETS; j++) {
+			enum moe_adapter_target t = (enum moe_adapter_target)j;
+			struct moe_single_lora p;
 
-			if (f->r && !moe_adapter_find(adapter, i, (enum moe_adapter_target)t))
-				memset(f->b, 0, (size_t)(f->n * f->r) * sizeof(float));
+			if (moe_model_single(m, i, t, &p) && !moe_adapter_find(adapter, i, t))
+				memset(p.b->value, 0, (size_t)p.b->piece * sizeof(float));
 		}
-		for (int j = 0; j < MOE_ATTN_LINEARS; j++)
-			if (l->linear[j].r &&
-			    !moe_adapter_find(adapter, i, (enum moe_adapter_target)j))
-				memset(l->linear[j].lora_b.value, 0,
-				       (size_t)l->linear[j].lora_b.piece * sizeof(float));
 		if (!e || !e->r || moe_adapter_find(adapter, i, MOE_ADAPTER_EXPERTS))
 			continue;
 		memset(e->down_b.value, 0, (size_t)(e->E * e->down_b.piece) * sizeof(float));
@@ -262,9 +289,13 @@ static void clear_all_moments(struct moe_model *m)
 			clear_moments(&e->router_lora->a, 1);
 			clear_moments(&e->router_lora->b, 1);
 		}
-		for (int j = 0; j < MOE_ATTN_LINEARS; j++) {
-			clear_moments(&l->linear[j].lora_a, 1);
-			clear_moments(&l->linear[j].lora_b, 1);
+		for (int j = 0; j < MOE_ADAPTER_TARGETS; j++) {
+			struct moe_single_lora p;
+
+			if (!moe_model_single(m, i, (enum moe_adapter_target)j, &p))
+				continue;
+			clear_moments(p.a, 1);
+			clear_moments(p.b, 1);
 		}
 		if (!e)
 			continue;
@@ -342,6 +373,7 @@ static void get_folded(const struct moe_folded_lora *g, struct moe_adapter_entry
 static enum moe_status get_layer(struct moe_model *m, int i, struct moe_adapter *out)
 {
 	struct moe_decoder_layer *l = &m->decoder.layers[i];
+	struct moe_single_lora p;
 
 	for (int j = 0; j < MOE_ADAPTER_TARGETS; j++) {
 		struct moe_adapter_entry *e = &out->entries[out->n_entries];
@@ -353,15 +385,15 @@ static enum moe_status get_layer(struct moe_model *m, int i, struct moe_adapter 
 		e->rank = m->lora.rank[j];
 		e->alpha = m->lora.alpha[j];
 		out->n_entries++;
-		if (j == MOE_ADAPTER_EXPERTS) {
+		if (moe_model_single(m, i, e->target, &p)) {
+			e->in = p.in;
+			e->out = p.out;
+			e->a = p.a->value;
+			e->b = p.b->value;
+		} else if (j == MOE_ADAPTER_EXPERTS) {
 			MOE_TRY(get_experts(m, l->experts, e));
-		} else if (j >= MOE_ADAPTER_ATTENTION) {
-			get_folded(moe_model_folded(m, i, e->target), e);
 		} else {
-			e->in = l->linear[j].weight.k;
-			e->out = l->linear[j].weight.n;
-			e->a = l->linear[j].lora_a.value;
-			e->b = l->linear[j].lora_b.value;
+			get_folded(&m->folded[i], e);
 		}
 	}
 	return MOE_OK;

@@ -119,21 +119,13 @@ static enum moe_status check_logits(struct moe_model *m, const int32_t *row, int
 	return MOE_OK;
 }
 
-static enum moe_status logits(struct moe_model *m, const int32_t *ids, int n, const int32_t *row,
-			      int n_rows, float *out)
+/* Submits the batch's forward and logits in slot 0, and waits. */
+static enum moe_status run_logits(struct moe_model *m, const struct moe_batch *batch, float *out)
 {
 	struct moe_context c = context_of(m, 0);
-	struct moe_model_batch b;
-	struct moe_decoder_pass pass;
-	int32_t last = n - 1;
-	enum moe_status st, waited;
+	struct moe_decoder_pass pass = moe_model_pass(m, 0, batch);
+	enum moe_status st = moe_submit_begin(m->engine), waited;
 
-	MOE_TRY(moe_model_batch_create(n, &b));
-	moe_model_batch_add(&b, ids, NULL, n);
-	b.batch.row = row ? row : &last;
-	b.batch.n_rows = n_rows;
-	pass = moe_model_pass(m, 0, &b.batch);
-	st = moe_submit_begin(m->engine);
 	if (st == MOE_OK) {
 		st = moe_graph_decoder_forward(&c, &pass);
 		if (st == MOE_OK)
@@ -141,8 +133,23 @@ static enum moe_status logits(struct moe_model *m, const int32_t *ids, int n, co
 		moe_submit_end(m->engine);
 	}
 	waited = moe_ticket_wait(m->ticket);
-	moe_model_batch_free(&b);
 	return st == MOE_OK ? waited : st;
+}
+
+static enum moe_status logits(struct moe_model *m, const int32_t *ids, int n, const int32_t *row, int n_rows,
+			      float *out)
+{
+	struct moe_model_batch b;
+	int32_t last = n - 1;
+	enum moe_status st;
+
+	MOE_TRY(moe_model_batch_create(n, &b));
+	moe_model_batch_add(&b, ids, NULL, n);
+	b.batch.row = row ? row : &last;
+	b.batch.n_rows = n_rows;
+	st = run_logits(m, &b.batch, out);
+	moe_model_batch_free(&b);
+	return st;
 }
 
 enum moe_status moe_model_logits(struct moe_model *m, const int32_t *ids, int64_t n,
@@ -161,6 +168,58 @@ enum moe_status moe_model_logits(struct moe_model *m, const int32_t *ids, int64_
 		st = check_logits(m, row, n, n_rows, out);
 	if (st == MOE_OK)
 		st = logits(m, ids, (int)n, row, (int)n_rows, out->data);
+	moe_model_leave(m);
+	return st;
+}
+
+/* ids after the first `past` tokens of the text: their last one's logits. */
+static enum moe_status next_logits(struct moe_model *m, const int32_t *ids, int n, int past, float *out)
+{
+	struct moe_model_batch b;
+	int32_t last = n - 1;
+	enum moe_status st = MOE_OK;
+
+	if (!m->slot[0].text)
+		MOE_TRY(moe_decoder_slot_keep_text(&m->slot[0]));
+	MOE_TRY(moe_model_batch_create(n, &b));
+	moe_model_batch_add(&b, ids, NULL, n);
+	b.batch.text = true;
+	b.batch.past = past;
+	for (int i = 0; i < n; i++)
+		b.position[i] += past;
+	b.batch.row = &last;
+	b.batch.n_rows = 1;
+	st = run_logits(m, &b.batch, out);
+	moe_model_batch_free(&b);
+	return st;
+}
+
+static enum moe_status check_next(const struct moe_model *m, int64_t n, int64_t past)
+{
+	if (!m->params.keep_text)
+		return moe_fail(MOE_ERR_STATE, "the model was opened without keep_text");
+	if (past < 0 || past > m->text)
+		return moe_fail(MOE_ERR_STATE, "%lld tokens of the text are kept, not %lld", (long long)m->text,
+				(long long)past);
+	return check_length(m, past + n);
+}
+
+enum moe_status moe_model_next(struct moe_model *m, const int32_t *ids, int64_t n, int64_t past,
+			       const struct moe_array *out)
+{
+	enum moe_status st;
+
+	if (!ids || n < 1)
+		return moe_fail(MOE_ERR_ARG, "%lld ids", (long long)n);
+	MOE_TRY(moe_model_enter(m));
+	st = check_next(m, n, past);
+	if (st == MOE_OK)
+		st = check_ids(m, ids, NULL, n);
+	if (st == MOE_OK)
+		st = check_logits(m, NULL, n, 1, out);
+	if (st == MOE_OK)
+		st = next_logits(m, ids, (int)n, (int)past, out->data);
+	m->text = st == MOE_OK ? past + n : 0;
 	moe_model_leave(m);
 	return st;
 }

@@ -18,27 +18,11 @@ static bool possible(const struct moe_arch *arch, int target, int layer)
 				     layer, shape) != 0;
 }
 
-static enum moe_status finish(struct moe_model *m)
+static void finish(struct moe_model *m)
 {
-	for (int t = 0; t < MOE_ADAPTER_TARGETS; t++) {
-		if (!m->lora.rank[t])
-			continue;
-		if (t > MOE_ADAPTER_ROUTER && !m->params.inference_only)
-			return moe_fail(MOE_ERR_UNSUPPORTED,
-					"training an adapter of %s (all-linear has it too) is not in this "
-					"version: q_proj, k_proj, v_proj, o_proj, experts and gate (the "
-					"router) can be trained",
-					moe_adapter_target_name((enum moe_adapter_target)t));
-		if (t >= MOE_ADAPTER_ROUTER && m->params.lora_dropout > 0 && !m->params.inference_only)
-			return moe_fail(MOE_ERR_UNSUPPORTED,
-					"lora_dropout %g with an adapter of %s: its LoRA is part of its weight, which "
-					"has no masked input; train without it or without dropout",
-					m->params.lora_dropout,
-					moe_adapter_target_name((enum moe_adapter_target)t));
-		for (int l = 0; l < m->arch.n_layers; l++)
+	for (int t = 0; t < MOE_ADAPTER_TARGETS; t++)
+		for (int l = 0; m->lora.rank[t] && l < m->arch.n_layers; l++)
 			m->lora.partial[t] |= possible(&m->arch, t, l) && !m->lora.on[t][l];
-	}
-	return MOE_OK;
 }
 
 /* Gate and up get rank R, down r; the engine computes with the larger one. */
@@ -122,7 +106,8 @@ enum moe_status moe_model_plan_lora(struct moe_model *m, const struct moe_adapte
 	memset(&m->lora, 0, sizeof m->lora);
 	if (!adapter) {
 		MOE_TRY(lora_from_params(m));
-		return finish(m);
+		finish(m);
+		return MOE_OK;
 	}
 	MOE_TRY(moe_adapter_check(adapter, &m->arch));
 	m->lora.share_a = adapter->share_a;
@@ -141,31 +126,38 @@ enum moe_status moe_model_plan_lora(struct moe_model *m, const struct moe_adapte
 		*rank = (int)e->rank;
 		m->lora.alpha[e->target] = e->alpha;
 	}
-	return finish(m);
+	finish(m);
+	return MOE_OK;
 }
 
-void moe_model_count_lora(const struct moe_model *m, int64_t *attention, int64_t *experts,
-			  int64_t *gates)
+static int64_t *count_of(struct moe_lora_count *c, int target)
+{
+	return target < MOE_ADAPTER_ATTENTION	  ? &c->attention
+	       : target == MOE_ADAPTER_EXPERTS	  ? &c->experts
+	       : target == MOE_ADAPTER_ROUTER	  ? &c->router
+	       : target < MOE_ADAPTER_DENSE_FFN	  ? &c->shared
+						  : &c->dense;
+}
+
+struct moe_lora_count moe_model_count_lora(const struct moe_model *m)
 {
 	const struct moe_lora_plan *p = &m->lora;
 	const struct moe_arch *a = &m->arch;
 	int64_t shape[MOE_MAX_NDIM], H = a->hidden, I = a->moe_intermediate;
+	struct moe_lora_count c = { 0 };
 
-	*attention = *experts = *gates = 0;
 	for (int l = 0; l < a->n_layers; l++)
 		for (int t = 0; t < MOE_ADAPTER_TARGETS; t++) {
 			if (!p->on[t][l] || !p->rank[t])
 				continue;
-			if (t == MOE_ADAPTER_EXPERTS) {
-				*experts += a->n_experts *
-					    (p->down_rank * (H + I) +
-					     p->gate_up_rank * ((p->share_a ? 1 : 2) * H + 2 * I));
-				continue;
-			}
-			if (moe_arch_tensor_shape(
-				    a, moe_adapter_target_role((enum moe_adapter_target)t), l,
-				    shape) == 2)
-				*(t < MOE_ADAPTER_ATTENTION ? attention : gates) +=
-					p->rank[t] * (shape[0] + shape[1]);
+			if (t == MOE_ADAPTER_EXPERTS)
+				c.experts += a->n_experts *
+					     (p->down_rank * (H + I) +
+					      p->gate_up_rank * ((p->share_a ? 1 : 2) * H + 2 * I));
+			else if (moe_arch_tensor_shape(
+					 a, moe_adapter_target_role((enum moe_adapter_target)t), l,
+					 shape) == 2)
+				*count_of(&c, t) += p->rank[t] * (shape[0] + shape[1]);
 		}
+	return c;
 }

@@ -10,13 +10,40 @@
 
 #define MAX_MOE_HANDLES 36000 /* of 50,000: attention and the LM head need some too */
 
-static void shape_linear(struct moe_linear *l, int64_t n, int64_t k, int r)
+static void shape_linear(const struct moe_model *m, int layer, enum moe_adapter_target t, int64_t n,
+			 int64_t k, struct moe_linear *l)
 {
+	int r = moe_lora_rank(&m->lora, t, layer);
+
 	l->weight.n = n;
 	l->weight.k = k;
 	l->r = r;
+	if (r)
+		l->scale = (float)moe_lora_scaling(m->lora.rslora, r, m->lora.alpha[t]);
 	l->lora_a.piece = r * k;
 	l->lora_b.piece = r * n;
+}
+
+/* LoRA of the layer's shared experts or dense MLP; its memory comes later. */
+static void shape_ffn_lora(const struct moe_model *m, int layer, struct moe_ffn *f)
+{
+	bool moe = m->arch.layer_is_moe[layer];
+
+	for (int i = 0; i < MOE_FFN_MATRICES; i++) {
+		enum moe_adapter_target t = (enum moe_adapter_target)(
+			i != MOE_FFN_SIGMOID ? (moe ? MOE_ADAPTER_SHARED_FFN : MOE_ADAPTER_DENSE_FFN) + i
+					     : (int)MOE_ADAPTER_SHARED_GATE);
+		struct moe_matrix_lora *l = &f->lora[i];
+		int64_t n, k;
+
+		if ((i == MOE_FFN_SIGMOID && !moe) || !moe_lora_rank(&m->lora, t, layer))
+			continue;
+		moe_ffn_shape(f, i, &n, &k);
+		l->r = m->lora.rank[t];
+		l->scale = (float)moe_lora_scaling(m->lora.rslora, l->r, m->lora.alpha[t]);
+		l->a.piece = l->r * k;
+		l->b.piece = l->r * n;
+	}
 }
 
 static enum moe_status shape_layer(struct moe_model *m, int i)
@@ -26,10 +53,10 @@ static enum moe_status shape_layer(struct moe_model *m, int i)
 	int64_t q = (int64_t)a->n_heads * a->head_dim, kv = (int64_t)a->n_kv_heads * a->head_dim;
 	int64_t ffn = a->layer_is_moe[i] ? a->shared_intermediate : a->intermediate;
 
-	shape_linear(&l->linear[MOE_ATTN_Q], q, a->hidden, moe_lora_rank(&m->lora, MOE_ADAPTER_Q, i));
-	shape_linear(&l->linear[MOE_ATTN_K], kv, a->hidden, moe_lora_rank(&m->lora, MOE_ADAPTER_K, i));
-	shape_linear(&l->linear[MOE_ATTN_V], kv, a->hidden, moe_lora_rank(&m->lora, MOE_ADAPTER_V, i));
-	shape_linear(&l->linear[MOE_ATTN_O], a->hidden, q, moe_lora_rank(&m->lora, MOE_ADAPTER_O, i));
+	shape_linear(m, i, MOE_ADAPTER_Q, q, a->hidden, &l->linear[MOE_ATTN_Q]);
+	shape_linear(m, i, MOE_ADAPTER_K, kv, a->hidden, &l->linear[MOE_ATTN_K]);
+	shape_linear(m, i, MOE_ADAPTER_V, kv, a->hidden, &l->linear[MOE_ATTN_V]);
+	shape_linear(m, i, MOE_ADAPTER_O, a->hidden, q, &l->linear[MOE_ATTN_O]);
 	if (a->qk_norm != MOE_QK_NORM_NONE) {
 		bool head = a->qk_norm == MOE_QK_NORM_HEAD;
 
@@ -42,6 +69,7 @@ static enum moe_status shape_layer(struct moe_model *m, int i)
 			return moe_fail(MOE_ERR_NOMEM, "no memory for a layer");
 		l->ffn->H = (int)a->hidden;
 		l->ffn->I = (int)ffn;
+		shape_ffn_lora(m, i, l->ffn);
 	}
 	if (!a->layer_is_moe[i])
 		return MOE_OK;
@@ -152,11 +180,9 @@ enum moe_status moe_model_shape(struct moe_model *m)
 	return MOE_OK;
 }
 
-static size_t linear_bytes(const struct moe_model *m, const struct moe_linear *l)
+static size_t pair_bytes(const struct moe_model *m, const struct moe_param *a, const struct moe_param *b)
 {
-	size_t lora = (size_t)(l->lora_a.piece + l->lora_b.piece) * sizeof(float);
-
-	return lora * (m->params.inference_only ? 1 : 4);
+	return (size_t)(a->piece + b->piece) * sizeof(float) * (m->params.inference_only ? 1 : 4);
 }
 
 /* A router's: base and the gradient of its weight too. */
@@ -179,7 +205,9 @@ static size_t lora_bytes(const struct moe_model *m)
 		const struct moe_experts *e = l->experts;
 
 		for (int j = 0; j < MOE_ATTN_LINEARS; j++)
-			bytes += linear_bytes(m, &l->linear[j]);
+			bytes += pair_bytes(m, &l->linear[j].lora_a, &l->linear[j].lora_b);
+		for (int j = 0; l->ffn && j < MOE_FFN_MATRICES; j++)
+			bytes += pair_bytes(m, &l->ffn->lora[j].a, &l->ffn->lora[j].b);
 		bytes += router_bytes(m, i);
 		if (e)
 			bytes += (size_t)e->E * ((size_t)(e->ra + e->r) * (size_t)e->H +
@@ -267,6 +295,8 @@ enum moe_status moe_model_plan_memory(struct moe_model *m, const struct moe_safe
 	if (m->convert)
 		weights = converted_bytes(m, &count);
 	slot = moe_decoder_slot_bytes(&m->decoder, lowest, m->params.max_tokens);
+	if (m->params.keep_text)
+		slot += moe_decoder_text_bytes(&m->decoder, m->decoder.positions);
 	handles = handle_bytes(m, lowest);
 	total = weights + lora + slot * (size_t)m->params.slots + handles;
 	if (total <= limit)

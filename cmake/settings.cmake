@@ -15,6 +15,7 @@ if(MOESAIC_WERROR)
 	add_compile_options(-Werror)
 endif()
 if(MOESAIC_SANITIZE)
-	add_compile_options(-fsanitize=${MOESAIC_SANITIZE} -fno-omit-frame-pointer)
+	# an undefined operation ends the test, as a bad address does
+	add_compile_options(-fsanitize=${MOESAIC_SANITIZE} -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
 	add_link_options(-fsanitize=${MOESAIC_SANITIZE})
 endif()

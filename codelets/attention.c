@@ -16,7 +16,7 @@ static double cost_us(const void *args)
 {
 	const struct moe_attn_args *a = args;
 
-	return moe_task_us() + moe_attention_us(a->t1 - a->t0, a->t1 - a->batch.doc_start[a->t0],
+	return moe_task_us() + moe_attention_us(a->t1 - a->t0, a->batch.past + a->t1 - a->batch.doc_start[a->t0],
 						(double)(a->h1 - a->h0) * a->decoder->dim);
 }
 

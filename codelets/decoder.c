@@ -69,6 +69,7 @@ struct moe_attention moe_attention_of(const struct moe_attn_args *a)
 		.kv_heads = d->kv_heads,
 		.dim = d->dim,
 		.scale = (float)(1.0 / __builtin_sqrt((double)d->dim)),
+		.past = a->batch.past,
 		.doc_start = a->batch.doc_start,
 		.q = a->state->q,
 		.k = a->state->k,

@@ -23,6 +23,7 @@ struct moe_linear {
 };
 
 enum moe_attn_linear { MOE_ATTN_Q = 0, MOE_ATTN_K, MOE_ATTN_V, MOE_ATTN_O, MOE_ATTN_LINEARS };
+_Static_assert((int)MOE_ATTN_LINEARS == MOE_FFN_TAG, "tags of dense matrices");
 
 struct moe_decoder_layer {
 	bool recompute; /* the backward computes all but x and the plan again */
@@ -58,9 +59,11 @@ struct moe_decoder {
  */
 struct moe_batch {
 	int T;
+	bool text; /* one document, forward only, that goes on with the slot's text ... */
+	int past;  /* ... after so many tokens of it; else 0 */
 	const int32_t *ids;	  /* [T] in [0, V) */
 	const int32_t *position;  /* [T] within the document */
-	const int32_t *doc_start; /* [T] first token of the token's document */
+	const int32_t *doc_start; /* [T] first token of the token's document; with past, of all of them: 0 */
 	const int32_t *label; /* [T] the id at t + 1 of the same document where trained, else -1 */
 	int n_rows;
 	const int32_t *row; /* [n_rows] ascending tokens: the trained ones, or those with logits */
@@ -71,7 +74,7 @@ struct moe_batch {
 /* Buffers of one layer. Kept for the backward, or shared by frozen layers. */
 struct moe_attn_state {
 	float *x, *x_mid, *xn; /* [T, H] input, after attention, the latter normalised */
-	float *q, *k, *v;      /* [T, heads dim], [T, kv_heads dim] after norm and rope */
+	float *q, *k, *v;      /* [T, heads dim], [past + T, kv_heads dim] after norm and rope */
 	float *q_pre, *k_pre;  /* before norm; NULL without */
 	float *o, *lse;	       /* [T, heads dim], [heads, T] */
 };

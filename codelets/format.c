@@ -58,6 +58,7 @@ struct moe_coding moe_format_coding(const struct moe_format *f, int64_t k)
 {
 	return (struct moe_coding){ .format = f,
 				    .scale = f->scale,
+				    .zero = !f->quantise,
 				    .group = f->group ? f->group : MOE_MAX(k, 1) };
 }
 
@@ -69,7 +70,13 @@ static void plain_codes(const struct moe_quantised *q, int64_t row, int64_t k0, 
 	memcpy(codes, (const uint8_t *)q->codes.data + row * q->k + k0, (size_t)k);
 }
 
+static int plain_zero(const struct moe_quantised *q, int64_t row, int64_t group)
+{
+	return ((const int8_t *)q->zero.data)[row * moe_groups(&q->coding, q->k) + group];
+}
+
 static const struct moe_code_reader plain = { plain_codes, moe_stored_scale_at, NULL };
+static const struct moe_code_reader with_zero = { plain_codes, moe_stored_scale_at, plain_zero };
 
 /* Rows first..first+n, which share scales; `strip` holds them as f32. */
 static enum moe_status quantise_rows(const struct moe_quantised *q, const float *strip,
@@ -86,56 +93,120 @@ static enum moe_status quantise_rows(const struct moe_quantised *q, const float 
 				"row %lld, column %lld is not finite: it cannot be quantised",
 				(long long)(first + i / k), (long long)(i % k));
 	for (int64_t g = 0; g < groups; g++) {
-		int64_t k0 = g * q->coding.group;
+		int64_t k0 = g * q->coding.group, width = MOE_MIN(q->coding.group, k - k0);
+		uint8_t *codes = (uint8_t *)q->codes.data + first * k + k0;
 
-		scale[g] = f->quantise(n, MOE_MIN(q->coding.group, k - k0), strip + k0, k,
-				       (uint8_t *)q->codes.data + first * k + k0, k);
+		if (q->coding.zero)
+			scale[g] = f->quantise_zero(width, strip + k0, codes,
+						    (int8_t *)q->zero.data + first * groups + g);
+		else
+			scale[g] = f->quantise(n, width, strip + k0, k, codes, k);
 	}
 	return MOE_OK;
+}
+
+/* Memory of a matrix: f32 scales, codes, zeros; and a strip of `rows` rows in front of them. */
+static enum moe_status make_room(struct moe_quantised *q, float **strip, void **memory)
+{
+	int64_t groups = moe_groups(&q->coding, q->k), rows = q->rows,
+		blocks = (q->n + rows - 1) / rows;
+	size_t scales = (size_t)(blocks * groups) * sizeof(float), codes = (size_t)(q->n * q->k);
+	size_t wide = (size_t)(MOE_MIN(rows, q->n) * q->k) * sizeof(float);
+	char *base = moe_alloc(1, wide + scales + codes + (size_t)(q->n * groups) + 64);
+
+	*memory = base;
+	if (!base)
+		return moe_fail(MOE_ERR_NOMEM, "no memory to quantise a [%lld, %lld] weight",
+				(long long)q->n, (long long)q->k);
+	*strip = (float *)(void *)base;
+	q->reader = q->coding.zero ? &with_zero : &plain;
+	q->scale = (struct moe_array){
+		.data = base + wide, .dtype = MOE_F32, .ndim = 2, .shape = { blocks, groups }
+	};
+	q->codes = (struct moe_array){
+		.data = base + wide + scales, .dtype = MOE_U8, .ndim = 2, .shape = { q->n, q->k }
+	};
+	q->zero = (struct moe_array){ .data = base + wide + scales + codes,
+				      .dtype = MOE_I8,
+				      .ndim = 2,
+				      .shape = { q->n, groups } };
+	return MOE_OK;
+}
+
+/* What a file of the coding's dtype will hold. */
+static void round_scales(struct moe_quantised *q)
+{
+	float *scale = q->scale.data;
+	uint8_t at[8];
+
+	if (q->coding.scale == MOE_F32)
+		return;
+	for (int64_t i = 0; i < q->scale.shape[0] * q->scale.shape[1]; i++) {
+		moe_scale_put(at, q->coding.scale, 0, scale[i]);
+		scale[i] = moe_scale_at(at, q->coding.scale, 0);
+	}
+}
+
+enum moe_status moe_quantise_as(const void *x, enum moe_dtype dtype, int64_t ld,
+				struct moe_quantised *q, void **memory)
+{
+	const struct moe_format *f = q->coding.format;
+	size_t size = moe_dtype_size(dtype);
+	enum moe_status st = MOE_OK;
+	float *strip = NULL;
+
+	*memory = NULL;
+	if (q->coding.zero ? !f->quantise_zero : !f->quantise)
+		return moe_fail(MOE_ERR_UNSUPPORTED, "weights cannot be made %s from floats",
+				f->name);
+	MOE_TRY(make_room(q, &strip, memory));
+	for (int64_t first = 0; first < q->n && st == MOE_OK; first += q->rows) {
+		int64_t count = MOE_MIN(q->rows, q->n - first);
+
+		for (int64_t i = 0; i < count; i++)
+			moe_to_f32(strip + i * q->k,
+				   (const char *)x + (size_t)((first + i) * ld) * size, dtype,
+				   (size_t)q->k);
+		st = quantise_rows(q, strip, first, count);
+	}
+	round_scales(q);
+	return st;
 }
 
 enum moe_status moe_quantise(const struct moe_format *f, const void *x, enum moe_dtype dtype,
 			     int64_t n, int64_t k, int64_t ld, struct moe_quantised *q,
 			     void **memory)
 {
-	int64_t rows = MOE_MAX(f->rows, 1), groups;
-	size_t scales, size = moe_dtype_size(dtype);
-	enum moe_status st = MOE_OK;
-	float *strip;
-	char *base;
-
-	*memory = NULL;
-	if (!f->quantise)
-		return moe_fail(MOE_ERR_UNSUPPORTED, "weights cannot be made %s from floats",
-				f->name);
 	*q = (struct moe_quantised){
-		.coding = moe_format_coding(f, k), .reader = &plain, .n = n, .k = k, .rows = rows
+		.coding = moe_format_coding(f, k), .n = n, .k = k, .rows = MOE_MAX(f->rows, 1)
 	};
-	groups = moe_groups(&q->coding, k);
-	scales = (size_t)((n + rows - 1) / rows * groups) * sizeof(float);
-	base = moe_alloc(1, scales + (size_t)(n * k) + (size_t)(rows * k) * sizeof(float) + 64);
-	if (!base)
-		return moe_fail(MOE_ERR_NOMEM, "no memory to quantise a [%lld, %lld] weight",
-				(long long)n, (long long)k);
-	*memory = base;
-	q->scale = (struct moe_array){ .data = base,
-				       .dtype = MOE_F32,
-				       .ndim = 2,
-				       .shape = { (n + rows - 1) / rows, groups } };
-	strip = (float *)(void *)(base + scales);
-	q->codes = (struct moe_array){
-		.data = strip + rows * k, .dtype = MOE_U8, .ndim = 2, .shape = { n, k }
-	};
-	for (int64_t first = 0; first < n && st == MOE_OK; first += rows) {
-		int64_t count = MOE_MIN(rows, n - first);
+	return moe_quantise_as(x, dtype, ld, q, memory);
+}
 
-		for (int64_t i = 0; i < count; i++)
-			moe_to_f32(strip + i * k,
-				   (const char *)x + (size_t)((first + i) * ld) * size, dtype,
-				   (size_t)k);
-		st = quantise_rows(q, strip, first, count);
+enum moe_status moe_quantised_copy(const struct moe_quantised *from, int64_t row0, int64_t step,
+				   struct moe_quantised *q, void **memory)
+{
+	int64_t groups = moe_groups(&q->coding, q->k);
+	float *strip = NULL, *scale;
+
+	MOE_TRY(make_room(q, &strip, memory));
+	scale = q->scale.data;
+	for (int64_t i = 0; i < q->n; i++) {
+		int64_t row = row0 + i * step;
+
+		from->reader->codes(from, row, 0, q->k, (uint8_t *)q->codes.data + i * q->k);
+		for (int64_t g = 0; g < groups; g++) {
+			if (i % q->rows == 0)
+				*scale++ = from->reader->scale(from, row, g);
+			if (q->coding.zero)
+				((int8_t *)q->zero.data)[i * groups + g] =
+					(int8_t)(from->coding.zero
+							 ? from->reader->zero(from, row, g)
+							 : 0);
+		}
 	}
-	return st;
+	round_scales(q);
+	return MOE_OK;
 }
 
 void moe_dequantise_row(const struct moe_quantised *q, int64_t row, int64_t k0, int64_t k,
@@ -212,6 +283,39 @@ enum moe_status moe_stored_group(const char *name, int64_t k, int64_t groups, in
 		return MOE_OK;
 	return moe_fail(MOE_ERR_FORMAT, "%s has %lld groups, which do not divide %lld columns",
 			name, (long long)groups, (long long)k);
+}
+
+enum moe_status moe_stored_multiple(const struct moe_quantised *q, int64_t rows_by, int64_t by)
+{
+	if (q->n % rows_by == 0 && q->k % by == 0)
+		return MOE_OK;
+	return moe_fail(MOE_ERR_UNSUPPORTED,
+			"a [%lld, %lld] weight: %s takes rows by %lld and columns by %lld",
+			(long long)q->n, (long long)q->k, q->coding.format->name,
+			(long long)rows_by, (long long)by);
+}
+
+void moe_stored_set(struct moe_array *a, enum moe_dtype dtype, int64_t rows, int64_t cols)
+{
+	a->dtype = dtype;
+	a->ndim = 2;
+	a->shape[0] = rows;
+	a->shape[1] = cols;
+}
+
+void moe_store_bytes(const struct moe_quantised *q, uint8_t *to)
+{
+	for (int64_t n = 0; n < q->n; n++)
+		q->reader->codes(q, n, 0, q->k, to + n * q->k);
+}
+
+void moe_store_scales(const struct moe_quantised *q, const struct moe_array *scale)
+{
+	int64_t groups = moe_groups(&q->coding, q->k), at = 0;
+
+	for (int64_t n = 0; n < q->n; n += q->rows)
+		for (int64_t g = 0; g < groups; g++)
+			moe_scale_put(scale->data, scale->dtype, at++, q->reader->scale(q, n, g));
 }
 
 uint8_t moe_stored_byte(const struct moe_array *a, int64_t at)

@@ -21,6 +21,12 @@ enum moe_codes {
 
 #define MOE_SCALE_UE8M0 MOE_U8 /* as a scale's dtype: 2^(byte - 127) */
 
+/*
+ * What a forward multiplies codes by: activations as bf16; as 15-bit integers in two planes of 8 bits (errors below
+ * those of bf16); as 8-bit integers. The integers have a scale per row and 32 or 64 columns.
+ */
+enum moe_compute { MOE_COMPUTE_BF16, MOE_COMPUTE_INT16, MOE_COMPUTE_INT8 };
+
 struct moe_format;
 
 /* How a weight is coded in memory. */
@@ -30,6 +36,7 @@ struct moe_coding {
 	bool zero;			 /* there are zeros, 8-bit integers */
 	int64_t group;			 /* columns per scale, at least 1 */
 	int64_t phase; /* columns of the first group that belong to what lies left of this weight */
+	enum moe_compute compute;
 };
 
 struct moe_quantised;
@@ -55,7 +62,19 @@ struct moe_quantised {
 struct moe_stored {
 	const char *codes_name, *scale_name, *zero_name;
 	struct moe_array codes, scale, zero;
-	int64_t n, k; /* that the model expects */
+	int64_t n, k;	       /* that the model expects */
+	struct moe_array more; /* written only: what other readers want beside these */
+};
+
+/* Writes a matrix as a layout has it. */
+struct moe_code_writer {
+	/*
+	 * Dtypes and shapes of the tensors (ndim 0: there is none) of a matrix with q's n, k, rows and
+	 * coding; its data are not looked at. MOE_ERR_UNSUPPORTED: it cannot be stored so.
+	 */
+	enum moe_status (*shapes)(const struct moe_quantised *q, struct moe_stored *s);
+	/* Fills in the data of s, which has these shapes. MOE_ERR_UNSUPPORTED: a value does not fit. */
+	enum moe_status (*store)(const struct moe_quantised *q, const struct moe_stored *s);
 };
 
 /*
@@ -66,6 +85,12 @@ struct moe_format_layout {
 	const char *codes, *scale,
 		*zero; /* suffixes; zero NULL: none. A zero tensor may be absent. */
 	enum moe_dtype codes_dtype;
+	const char *more; /* suffix of a tensor that is only written; or NULL */
+	/* The matrix's size, by its tensors; false: theirs are not of this layout. */
+	bool (*size)(const struct moe_array *codes, const struct moe_array *scale, int64_t *n,
+		     int64_t *k);
+	const char *name; /* of convert's --weights where it is not the format's; or NULL */
+	const struct moe_code_writer *writer; /* NULL: read only */
 	/* fills in *q but for the data pointers; MOE_ERR_FORMAT, MOE_ERR_UNSUPPORTED name the
 	 * tensor */
 	enum moe_status (*open)(const struct moe_stored *s, struct moe_quantised *q);
@@ -88,6 +113,8 @@ struct moe_format {
 	 */
 	float (*quantise)(int64_t n, int64_t k, const float *x, int64_t ld, uint8_t *codes,
 			  int64_t ld_codes);
+	/* The same for formats with zeros: a group of one row, its scale and its zero. */
+	float (*quantise_zero)(int64_t k, const float *x, uint8_t *codes, int8_t *zero);
 	struct moe_format_layout layout[MOE_FORMAT_LAYOUTS]; /* ends with codes NULL */
 };
 
@@ -123,6 +150,18 @@ struct moe_coding moe_format_coding(const struct moe_format *f, int64_t k);
 enum moe_status moe_quantise(const struct moe_format *f, const void *x, enum moe_dtype dtype,
 			     int64_t n, int64_t k, int64_t ld, struct moe_quantised *q,
 			     void **memory);
+/*
+ * The same in the coding, n, k and rows per scale of *q, which are the caller's; scales and zeros
+ * are rounded to what the coding holds.
+ */
+enum moe_status moe_quantise_as(const void *x, enum moe_dtype dtype, int64_t ld,
+				struct moe_quantised *q, void **memory);
+/*
+ * Rows row0, row0 + step, ... of `from`, n = q->n of them, as moe_quantise leaves a matrix; *q gives
+ * the coding, as above, whose group and rows are those of `from`.
+ */
+enum moe_status moe_quantised_copy(const struct moe_quantised *from, int64_t row0, int64_t step,
+				   struct moe_quantised *q, void **memory);
 /* One row as f32, columns k0..k0+k: exact, what everything else is checked against. */
 void moe_dequantise_row(const struct moe_quantised *q, int64_t row, int64_t k0, int64_t k,
 			float *dst);
@@ -141,6 +180,15 @@ enum moe_status moe_stored_shape(const char *name, const struct moe_array *a, in
 enum moe_status moe_stored_scale(const char *name, const struct moe_array *a);
 /* The group that makes `groups` of k columns. MOE_ERR_FORMAT names the scale if none does. */
 enum moe_status moe_stored_group(const char *name, int64_t k, int64_t groups, int64_t *group);
+
+/* For moe_code_writer: "a [n, k] weight ... " where columns or rows are no multiple of `by`. */
+enum moe_status moe_stored_multiple(const struct moe_quantised *q, int64_t rows_by, int64_t by);
+/* An array's dtype and shape; its data stay. */
+void moe_stored_set(struct moe_array *a, enum moe_dtype dtype, int64_t rows, int64_t cols);
+/* One code a byte, row-major. */
+void moe_store_bytes(const struct moe_quantised *q, uint8_t *to);
+/* scale [ceil(n / rows), groups], row-major. */
+void moe_store_scales(const struct moe_quantised *q, const struct moe_array *scale);
 
 /* Readers that several formats share. */
 uint8_t moe_stored_byte(const struct moe_array *a, int64_t at);

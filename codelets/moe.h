@@ -135,13 +135,39 @@ struct moe_experts_state {
 	struct moe_experts_part_state part[MOE_MAX_LAYER_PARTS];
 };
 
+/* LoRA of one dense matrix [n, k], which becomes W + scale B A; A [r, k] and B [n, r], one piece each. r 0: none. */
+struct moe_matrix_lora {
+	struct moe_param a, b;
+	int r;
+	float scale;
+};
+
+enum moe_ffn_matrix { MOE_FFN_GATE, MOE_FFN_UP, MOE_FFN_DOWN, MOE_FFN_SIGMOID, MOE_FFN_MATRICES };
+/* A layer's dense matrices in tags and lists: attention's projections, then those of its MLP. */
+#define MOE_FFN_TAG 4
+#define MOE_DENSE_TAGS (MOE_FFN_TAG + (int)MOE_FFN_MATRICES)
+
 /* A dense SwiGLU: y = (silu(x Wg^T) * (x Wu^T)) Wd^T, times sigmoid(x . s) where there is s. */
 struct moe_ffn {
 	int H, I;
 	struct moe_weight gate, up, down; /* [I, H], [I, H], [H, I] */
-	float *sigmoid_weight;		  /* [H] or NULL */
+	float *sigmoid_weight;		  /* [H], a matrix [1, H], or NULL */
+	struct moe_matrix_lora lora[MOE_FFN_MATRICES];
+	float dropout; /* of LoRA's inputs, where a pass asks for it */
 	float *grad_gate, *grad_up, *grad_down, *grad_sigmoid; /* or NULL */
 };
+
+static inline bool moe_ffn_trains(const struct moe_ffn *f, int which)
+{
+	return f->lora[which].a.grad != NULL;
+}
+/* Any of its matrices has LoRA, or LoRA that is trained. */
+bool moe_ffn_adapted(const struct moe_ffn *f);
+bool moe_ffn_trained(const struct moe_ffn *f);
+/* Rows and columns of a matrix, an enum moe_ffn_matrix. */
+void moe_ffn_shape(const struct moe_ffn *f, int which, int64_t *n, int64_t *k);
+/* What LoRA adds to the sigmoid gate's weight, into out [H]; false: it has none. */
+bool moe_ffn_sigmoid_lora(const struct moe_ffn *f, float *out);
 
 struct moe_ffn_state {
 	const float *x;	    /* [T, H] */

@@ -157,13 +157,17 @@ enum moe_status moe_parts_make(struct moe_engine *e, const struct moe_engine_par
 enum moe_status moe_starpu_check_policy(const char *policy);
 enum moe_status moe_starpu_check_workers(struct moe_engine *e, int *workers);
 enum moe_status moe_starpu_start(struct moe_engine *e, int workers);
+/* When a task ran, ns; cpu: of its thread. */
+struct moe_interval {
+	int64_t start, stop, cpu_start, cpu_stop;
+};
 /* recorder.c; e->recorder is not NULL for the first two */
 /* The task e->next_task with its dependencies in e->deps; under e->lock. */
 void moe_recorder_submitted(struct moe_engine *e, const struct moe_tag *tag, int64_t submit);
 void moe_recorder_executed(struct moe_recorder *rec, const struct moe_record *r, const struct moe_worker *w,
-			   int64_t start, int64_t stop, int64_t cpu);
-/* The hardware's counters at a task's start, kept by the worker until _executed. */
-void moe_recorder_begin(struct moe_recorder *rec, int worker);
+			   const struct moe_interval *ran);
+/* At a task's start: the thread's CPU time, ns. The worker keeps the hardware's counters until _executed. */
+int64_t moe_recorder_begin(struct moe_recorder *rec, int worker);
 /* An interval of a thread that runs no task; kind: enum moe_mxt_host. Nothing without a trace. */
 void moe_recorder_host(struct moe_engine *e, int kind, int64_t begin, int64_t end);
 /* clock.c */

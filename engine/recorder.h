@@ -67,6 +67,7 @@ struct moe_recorder_worker {
 	struct moe_ring ring;
 	atomic_llong executed; /* tasks, recorded or lost */
 	int node;
+	int64_t cpu, cpu_at; /* the thread's CPU time at the end of its latest task, and when; 0: none */
 	struct moe_hardware hardware;
 };
 

@@ -42,16 +42,15 @@ void moe_submit_end(struct moe_engine *e)
 }
 
 /* Tells the observer and the trace what has run. */
-static void tell(struct moe_record *r, const struct moe_worker *worker, int64_t start, int64_t end,
-		 int64_t cpu)
+static void tell(struct moe_record *r, const struct moe_worker *worker, const struct moe_interval *ran)
 {
 	struct moe_engine *e = r->engine;
 	struct moe_task_event event = { .id = r->id,
 					.tag = r->tag,
 					.worker = worker->index,
-					.start = (double)start * 1e-9,
-					.end = (double)end * 1e-9,
-					.cpu = (double)cpu * 1e-9 };
+					.start = (double)ran->start * 1e-9,
+					.end = (double)ran->stop * 1e-9,
+					.cpu = (double)(ran->cpu_stop - ran->cpu_start) * 1e-9 };
 
 	if (e->observer.executed)
 		e->observer.executed(&event, e->observer.user);
@@ -66,28 +65,26 @@ void moe_codelet_body(void *buffers[], void *arg)
 	/* a copy: scratch may grow meanwhile */
 	struct moe_worker worker = { .engine = e, .index = w };
 	bool told = rec || e->observer.executed;
-	int64_t start, end, cpu = 0;
+	struct moe_interval ran = { 0 };
 
 	(void)buffers;
 	if (r->tag.part >= 0 && !(e->parts[r->tag.part].mask[w / 32] >> (w % 32) & 1))
 		atomic_fetch_add_explicit(&e->remote_tasks, 1, memory_order_relaxed);
 	worker.scratch = __atomic_load_n(&e->workers[w].scratch, __ATOMIC_ACQUIRE);
-	if (rec)
-		moe_recorder_begin(rec, w);
 	if (told)
-		cpu = moe_thread_cpu_ns();
-	start = moe_now_ns();
-	moe_clock_start(&e->clock[w], r, start);
+		ran.cpu_start = rec ? moe_recorder_begin(rec, w) : moe_thread_cpu_ns();
+	ran.start = moe_now_ns();
+	moe_clock_start(&e->clock[w], r, ran.start);
 	r->codelet->run(r->args, &worker);
-	end = moe_now_ns();
-	moe_clock_end(&e->clock[w], start, end);
+	ran.stop = moe_now_ns();
+	moe_clock_end(&e->clock[w], ran.start, ran.stop);
 	r->tag.rows = worker.rows;
 	if (!told)
 		return;
-	cpu = moe_thread_cpu_ns() - cpu;
+	ran.cpu_stop = moe_thread_cpu_ns();
 	if (rec)
-		moe_recorder_executed(rec, r, &worker, start, end, cpu);
-	tell(r, &worker, start, end, cpu);
+		moe_recorder_executed(rec, r, &worker, &ran);
+	tell(r, &worker, &ran);
 }
 
 /* StarPU calls it when the task's last dependency has ended, before it is scheduled. */

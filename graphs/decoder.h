@@ -33,6 +33,7 @@ struct moe_decoder_tensors {
 	struct moe_layer_tensors *moe;	  /* [n_layers] */
 	struct moe_backward_ring ring;	  /* n 0: none. Created by the owner of the decoder */
 	struct moe_tensor **lora, **grad; /* [n_layers MOE_ATTN_LINEARS] */
+	struct moe_tensor ***ffn_lora, ***ffn_grad; /* [n_layers][MOE_FFN_MATRICES], NULL: no LoRA there */
 	/* gradient norm */
 	int n_norms;
 	struct moe_tensor **norm; /* [n_norms] */
@@ -82,6 +83,9 @@ struct moe_decoder_slot {
 	struct moe_ffn_state again_dense[2], again_shared[2];
 	uint16_t *again_x16[2];
 	struct moe_join again_all; /* every block of a layer is there again */
+	/* [n_layers] the layers' buffers, but each with keys and values of its own, decoder->positions rows, which
+	 * passes of a text go on from; NULL: no room for one */
+	struct moe_attn_state *text;
 	struct moe_experts_state frozen_moe, *moe;  /* moe [n_layers] */
 	struct moe_tensor *frozen_plan, **plan;
 	struct moe_ffn_state frozen_dense, frozen_shared, *ffn; /* ffn [n_layers] */
@@ -110,6 +114,9 @@ enum moe_status moe_decoder_slot_create(struct moe_engine *e, const struct moe_d
 					const struct moe_decoder_tensors *t, int T_max,
 					struct moe_decoder_slot *s);
 void moe_decoder_slot_destroy(struct moe_decoder_slot *s);
+/* Room for a text. Nothing is trained. */
+enum moe_status moe_decoder_slot_keep_text(struct moe_decoder_slot *s);
+size_t moe_decoder_text_bytes(const struct moe_decoder *d, int positions);
 /* Bytes and handles of one slot, without creating it. The decoder's weights need no data yet. */
 size_t moe_decoder_slot_bytes(const struct moe_decoder *d, int lowest, int T_max);
 int64_t moe_decoder_slot_handles(const struct moe_decoder *d, int lowest, const struct moe_cut *cut,

@@ -14,6 +14,8 @@ int moe_decoder_lowest(const struct moe_decoder *d)
 
 		if (l->experts && (l->experts->a_gu.grad || l->experts->router_lora))
 			return i;
+		if (l->ffn && moe_ffn_trained(l->ffn))
+			return i;
 		for (int j = 0; j < MOE_ATTN_LINEARS; j++)
 			if (moe_decoder_trains(l, j))
 				return i;
@@ -74,11 +76,13 @@ static enum moe_status submit_ffn_bwd(const struct moe_context *c, struct moe_de
 					    .ffn_state = moe_decoder_ffn_state(s, layer),
 					    .t0 = moe_block_begin(b),
 					    .t1 = moe_block_end(b, p->batch.T),
+					    .drop = moe_decoder_drop(p, layer),
 					    .residual = out->data,
 					    .out = mid->data,
 					    .norm = norm };
 
-		MOE_TRY(moe_task_ffn_bwd(c, &a, b, s->hidden[b], out->block[b], NULL, mid->users,
+		MOE_TRY(moe_task_ffn_bwd(c, &a, b, s->hidden[b], out->block[b],
+					 p->tensors->ffn_lora[layer], NULL, mid->users,
 					 mid->block[b]));
 	}
 	return MOE_OK;
@@ -224,11 +228,38 @@ enum moe_status moe_decoder_submit_again(const struct moe_context *c, struct moe
 		struct moe_token_args a = { .ffn = l->ffn,
 					    .ffn_state = moe_decoder_ffn_state(s, layer),
 					    .t0 = moe_block_begin(b),
-					    .t1 = moe_block_end(b, p->batch.T) };
+					    .t1 = moe_block_end(b, p->batch.T),
+					    .drop = moe_decoder_drop(p, layer) };
 
-		MOE_TRY(moe_task_ffn_up(c, &a, b, mid[b], l->experts ? s->st.ffn[b] : s->hidden[b]));
+		MOE_TRY(moe_task_ffn_up(c, &a, b, mid[b], p->tensors->ffn_lora[layer],
+					l->experts ? s->st.ffn[b] : s->hidden[b]));
 	}
 	return moe_join_submit(c, &s->again_all, mid, n, kept);
+}
+
+/* LoRA of the dense MLP or the shared experts. */
+static enum moe_status submit_ffn_lora_grads(const struct moe_context *c, struct moe_decoder_pass *p,
+					     int layer, bool first)
+{
+	struct moe_decoder_slot *s = p->slot;
+	struct moe_stream *out = &s->grad_out[layer & 1];
+	struct moe_token_args a = { .ffn = p->decoder->layers[layer].ffn,
+				    .ffn_state = moe_decoder_ffn_state(s, layer),
+				    .t1 = p->batch.T,
+				    .drop = moe_decoder_drop(p, layer),
+				    .first = first,
+				    .residual = out->data };
+
+	for (int i = 0; a.ffn && i < MOE_FFN_MATRICES; i++) {
+		a.matrix = (enum moe_ffn_matrix)i;
+		if (moe_ffn_trains(a.ffn, i))
+			MOE_TRY(moe_task_ffn_lora_grad(c, &a, s->ring[layer & 1].all.out,
+						       s->layer[layer].kept,
+						       i == MOE_FFN_DOWN ? out->users : NULL,
+						       p->tensors->ffn_lora[layer][i],
+						       p->tensors->ffn_grad[layer][i]));
+	}
+	return MOE_OK;
 }
 
 enum moe_status moe_graph_decoder_backward(const struct moe_context *c, struct moe_decoder_pass *p,
@@ -255,6 +286,7 @@ enum moe_status moe_graph_decoder_backward(const struct moe_context *c, struct m
 			MOE_TRY(moe_join_submit(&lc, &s->ring[l & 1].all, mid->block, mid->n_blocks,
 						s->layer[l].kept));
 		MOE_TRY(submit_linear_grads(&lc, p, l, first));
+		MOE_TRY(submit_ffn_lora_grads(&lc, p, l, first));
 	}
 	return MOE_OK;
 }

@@ -59,6 +59,7 @@ struct moe_moe_pass moe_decoder_moe_pass(struct moe_decoder_pass *p, int layer)
 		.state = frozen ? &s->frozen_moe : &s->moe[layer],
 		.ffn = l->ffn,
 		.ffn_state = moe_decoder_ffn_state(s, layer),
+		.ffn_lora = p->tensors->ffn_lora[layer],
 		.lt = &p->tensors->moe[layer],
 		.st = &s->st,
 		.plan = frozen ? s->frozen_plan : s->plan[layer],
@@ -91,7 +92,7 @@ static struct moe_attn_args args_of(struct moe_decoder_pass *p, int layer, int b
 		.decoder = p->decoder,
 		.layer = &p->decoder->layers[layer],
 		.drop = moe_decoder_drop(p, layer),
-		.state = &moe_decoder_buffers(p->slot, layer)->attn,
+		.state = p->batch.text ? &p->slot->text[layer] : &moe_decoder_buffers(p->slot, layer)->attn,
 		.batch = p->batch,
 		.t0 = moe_block_begin(block),
 		.t1 = moe_block_end(block, p->batch.T),
@@ -117,14 +118,15 @@ enum moe_status moe_decoder_submit_attention(const struct moe_context *c, struct
 	MOE_TRY(moe_span_submit(c, &h->keys, h->qkv, n));
 	for (int b = 0; b < n; b++) {
 		struct moe_attn_args a = args_of(p, layer, b);
-		int first = p->batch.doc_start[a.t0];
+		int first = p->batch.doc_start[a.t0], past = p->batch.past;
 		int ranges = moe_decoder_ranges(
 			p->decoder->heads, s->ranges,
-			moe_attention_us(a.t1 - a.t0, a.t1 - first, p->decoder->dim));
+			moe_attention_us(a.t1 - a.t0, past + a.t1 - first, p->decoder->dim));
 		struct moe_tensor **parts = h->attn + b * s->ranges;
 		struct moe_tensor_list in = { keys, 0 };
 
-		in.n = moe_span_collect(&h->keys, h->qkv, first / MOE_TOKEN_BLOCK, b + 1, keys);
+		in.n = moe_span_collect(&h->keys, h->qkv, MOE_MAX(first - past, 0) / MOE_TOKEN_BLOCK,
+				      b + 1, keys);
 		for (int i = 0; i < ranges; i++) {
 			a.h0 = p->decoder->heads * i / ranges;
 			a.h1 = p->decoder->heads * (i + 1) / ranges;
@@ -142,6 +144,7 @@ static enum moe_status submit_dense(const struct moe_context *c, struct moe_deco
 {
 	struct moe_decoder_slot *s = p->slot;
 	struct moe_ffn_state *state = moe_decoder_ffn_state(s, layer);
+	struct moe_tensor **lora = p->tensors->ffn_lora[layer];
 
 	state->x = moe_decoder_buffers(s, layer)->attn.xn;
 	for (int b = 0; b < mid->n_blocks; b++) {
@@ -149,11 +152,12 @@ static enum moe_status submit_dense(const struct moe_context *c, struct moe_deco
 					    .ffn_state = state,
 					    .t0 = moe_block_begin(b),
 					    .t1 = moe_block_end(b, p->batch.T),
+					    .drop = moe_decoder_drop(p, layer),
 					    .residual = mid->data,
 					    .out = out->data };
 
-		MOE_TRY(moe_task_ffn_up(c, &a, b, mid->block[b], s->hidden[b]));
-		MOE_TRY(moe_task_ffn_down(c, &a, b, s->hidden[b], mid->block[b], out->users,
+		MOE_TRY(moe_task_ffn_up(c, &a, b, mid->block[b], lora, s->hidden[b]));
+		MOE_TRY(moe_task_ffn_down(c, &a, b, s->hidden[b], lora, mid->block[b], out->users,
 					  out->block[b]));
 	}
 	return MOE_OK;
@@ -189,6 +193,9 @@ static enum moe_status check(const struct moe_decoder_pass *p)
 	if (p->batch.T < 1 || p->batch.T > p->slot->T_max)
 		return moe_fail(MOE_ERR_ARG, "a micro-batch of %d tokens; 1 to %d are possible",
 				p->batch.T, p->slot->T_max);
+	if (p->batch.text && (!p->slot->text || p->batch.past + p->batch.T > p->decoder->positions))
+		return moe_fail(MOE_ERR_ARG, "%d tokens after %d; a text of %d is possible", p->batch.T,
+				p->batch.past, p->slot->text ? p->decoder->positions : 0);
 	if (p->batch.n_rows < 0 || p->batch.n_rows > p->batch.T)
 		return moe_fail(MOE_ERR_ARG, "%d rows of %d tokens", p->batch.n_rows, p->batch.T);
 	for (int d = 0; d < p->batch.n_docs; d++)

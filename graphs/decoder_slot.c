@@ -415,6 +415,42 @@ void moe_decoder_set_recompute(struct moe_decoder_layer *l, bool recompute)
 		l->experts->recompute = l->experts->recompute_x = recompute;
 }
 
+/* ---- keys and values of a text ---- */
+
+size_t moe_decoder_text_bytes(const struct moe_decoder *d, int positions)
+{
+	return 2 * (size_t)d->n_layers * (size_t)positions * (size_t)(d->kv_heads * d->dim) * sizeof(float);
+}
+
+static void forget_text(struct moe_decoder_slot *s)
+{
+	for (int i = 0; s->text && i < s->decoder->n_layers; i++) {
+		moe_memory_free(s->engine, s->text[i].k);
+		moe_memory_free(s->engine, s->text[i].v);
+	}
+	moe_free(s->text);
+	s->text = NULL;
+}
+
+enum moe_status moe_decoder_slot_keep_text(struct moe_decoder_slot *s)
+{
+	const struct moe_decoder *d = s->decoder;
+	struct maker m = { .e = s->engine, .st = MOE_OK };
+
+	MOE_ASSERT(!s->backward && !s->text);
+	s->text = moe_calloc((size_t)d->n_layers, sizeof *s->text);
+	if (!s->text)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for a text's keys and values");
+	for (int i = 0; i < d->n_layers; i++) {
+		s->text[i] = s->frozen[i & 1].attn;
+		s->text[i].k = rows(&m, d->positions, (int64_t)d->kv_heads * d->dim);
+		s->text[i].v = rows(&m, d->positions, (int64_t)d->kv_heads * d->dim);
+	}
+	if (m.st != MOE_OK)
+		forget_text(s);
+	return m.st;
+}
+
 static void free_buffers(struct moe_engine *e, struct moe_layer_buffers *b)
 {
 	struct moe_attn_state *a = &b->attn;
@@ -521,6 +557,7 @@ void moe_decoder_slot_destroy(struct moe_decoder_slot *s)
 {
 	if (!s->engine)
 		return;
+	forget_text(s);
 	free_layers(s);
 	free_states(s);
 	moe_tensors_destroy(s->hidden, s->blocks);

@@ -14,14 +14,20 @@ static bool trains_router(const struct moe_decoder_layer *l)
 	return l->experts && l->experts->router_lora;
 }
 
-/* Its place among the results of grad_norm: behind attention and experts. */
+static bool trains_ffn(const struct moe_decoder_layer *l, int matrix)
+{
+	return l->ffn && moe_ffn_trains(l->ffn, matrix);
+}
+
+/* Places among the results of grad_norm: attention, MLP, experts, router. */
+#define EXPERTS_NORM MOE_DENSE_TAGS
 static int router_norm(const struct moe_decoder_layer *l)
 {
-	return MOE_ATTN_LINEARS + l->experts->P * l->experts->G;
+	return EXPERTS_NORM + l->experts->P * l->experts->G;
 }
 
 /*
- * Results of grad_norm: expert parameters first, then two per attention projection. Their handles
+ * Results of grad_norm: expert parameters first, then two per router and dense matrix. Their handles
  * are shared by the layers, (part, group) by (part, group): the tasks are short, and 48 layers of
  * handles of their own would be a quarter of all handles.
  */
@@ -33,8 +39,7 @@ static void count_norms(const struct moe_decoder *d, struct moe_decoder_tensors 
 		const struct moe_decoder_layer *l = &d->layers[i];
 
 		if (trains_experts(l)) {
-			t->n_norms = MOE_MAX(t->n_norms,
-					     l->experts->P * l->experts->G + MOE_ATTN_LINEARS);
+			t->n_norms = MOE_MAX(t->n_norms, router_norm(l));
 			t->n_expert_squares +=
 				(int64_t)MOE_SQUARES_PER_EXPERT(l->experts->P) * l->experts->E;
 		}
@@ -45,6 +50,11 @@ static void count_norms(const struct moe_decoder *d, struct moe_decoder_tensors 
 		for (int j = 0; j < MOE_ATTN_LINEARS; j++)
 			if (moe_decoder_trains(l, j)) {
 				t->n_norms = MOE_MAX(t->n_norms, (int)MOE_ATTN_LINEARS);
+				others += 2;
+			}
+		for (int j = 0; j < MOE_FFN_MATRICES; j++)
+			if (trains_ffn(l, j)) {
+				t->n_norms = MOE_MAX(t->n_norms, EXPERTS_NORM);
 				others += 2;
 			}
 	}
@@ -64,7 +74,9 @@ enum moe_status moe_decoder_tensors_create(struct moe_engine *e, const struct mo
 	count_norms(d, t);
 	t->moe = moe_calloc((size_t)d->n_layers, sizeof *t->moe);
 	t->squares = moe_calloc((size_t)t->n_squares, sizeof *t->squares);
-	if (!t->moe || !t->squares) {
+	t->ffn_lora = moe_calloc((size_t)d->n_layers, sizeof *t->ffn_lora);
+	t->ffn_grad = moe_calloc((size_t)d->n_layers, sizeof *t->ffn_grad);
+	if (!t->moe || !t->squares || !t->ffn_lora || !t->ffn_grad) {
 		st = moe_fail(MOE_ERR_NOMEM, "no memory for a decoder's tensors");
 		goto fail;
 	}
@@ -75,6 +87,13 @@ enum moe_status moe_decoder_tensors_create(struct moe_engine *e, const struct mo
 			MOE_TRY_GOTO(moe_layer_tensors_create(e, d->layers[i].experts,
 							      cut->slices_i, false, &t->moe[i]),
 				     st, fail);
+	for (int i = 0; i < d->n_layers; i++)
+		if (d->layers[i].ffn && moe_ffn_adapted(d->layers[i].ffn)) {
+			MOE_TRY_GOTO(moe_tensors_create(e, "ffn_lora", MOE_FFN_MATRICES, true,
+							&t->ffn_lora[i]), st, fail);
+			MOE_TRY_GOTO(moe_tensors_create(e, "ffn_grad", MOE_FFN_MATRICES, false,
+							&t->ffn_grad[i]), st, fail);
+		}
 	MOE_TRY_GOTO(moe_tensors_create(e, "norm", t->n_norms, false, &t->norm), st, fail);
 	MOE_TRY_GOTO(moe_join_create(e, "norms", t->n_norms, &t->norm_all), st, fail);
 	MOE_TRY_GOTO(moe_tensor_create(e, "norm", 0, -1, &t->norm_ready), st, fail);
@@ -93,6 +112,12 @@ void moe_decoder_tensors_destroy(struct moe_engine *e, struct moe_decoder_tensor
 	moe_tensors_destroy(t->grad, n);
 	for (int i = 0; t->moe && i < t->n_layers; i++)
 		moe_layer_tensors_destroy(&t->moe[i]);
+	for (int i = 0; t->ffn_lora && t->ffn_grad && i < t->n_layers; i++) {
+		moe_tensors_destroy(t->ffn_lora[i], MOE_FFN_MATRICES);
+		moe_tensors_destroy(t->ffn_grad[i], MOE_FFN_MATRICES);
+	}
+	moe_free(t->ffn_lora);
+	moe_free(t->ffn_grad);
 	moe_tensors_destroy(t->norm, t->n_norms);
 	moe_join_destroy(&t->norm_all);
 	moe_tensor_destroy(t->norm_ready);
@@ -107,6 +132,15 @@ static struct moe_update_args linear_update(const struct moe_linear *l)
 
 	a.range[0] = (struct moe_range){ &l->lora_a, 0, 1 };
 	a.range[1] = (struct moe_range){ &l->lora_b, 0, 1 };
+	return a;
+}
+
+static struct moe_update_args ffn_update(const struct moe_matrix_lora *l)
+{
+	struct moe_update_args a = { .n = 2 };
+
+	a.range[0] = (struct moe_range){ &l->a, 0, 1 };
+	a.range[1] = (struct moe_range){ &l->b, 0, 1 };
 	return a;
 }
 
@@ -148,6 +182,43 @@ static enum moe_status update_router(const struct moe_context *c, const struct m
 	return moe_task_router_fold(c, l->experts, lt->router);
 }
 
+/* Two results each into *squares, which moves on. */
+static enum moe_status norm_of_ffn(const struct moe_context *c, const struct moe_decoder_layer *l,
+				   struct moe_tensor *const *grad, struct moe_tensor *const *norm,
+				   double **squares)
+{
+	for (int j = 0; j < MOE_FFN_MATRICES; j++) {
+		struct moe_update_args a;
+
+		if (!trains_ffn(l, j))
+			continue;
+		a = ffn_update(&l->ffn->lora[j]);
+		a.squares[0] = (*squares)++;
+		a.squares[1] = (*squares)++;
+		MOE_TRY(moe_task_grad_norm(c, &a, MOE_FFN_TAG + j, -1, &grad[j], 1,
+					   norm[MOE_FFN_TAG + j]));
+	}
+	return MOE_OK;
+}
+
+static enum moe_status update_ffn(const struct moe_context *c, const struct moe_decoder_layer *l,
+				  struct moe_tensor *const *grad, struct moe_tensor *const *lora,
+				  const struct moe_decoder_step *o, struct moe_tensor *norm_ready)
+{
+	for (int j = 0; j < MOE_FFN_MATRICES; j++) {
+		struct moe_update_args a;
+
+		if (!trains_ffn(l, j))
+			continue;
+		a = ffn_update(&l->ffn->lora[j]);
+		a.adamw = o->adamw;
+		a.norm = o->norm;
+		MOE_TRY(moe_task_update(c, &a, MOE_FFN_TAG + j, -1, &grad[j], 1,
+					o->norm ? norm_ready : NULL, &lora[j], 1));
+	}
+	return MOE_OK;
+}
+
 static enum moe_status submit_norm(const struct moe_context *c, const struct moe_decoder *d,
 				   struct moe_decoder_tensors *t, const struct moe_decoder_step *o)
 {
@@ -165,7 +236,7 @@ static enum moe_status submit_norm(const struct moe_context *c, const struct moe
 		lc.layer = i;
 		if (trains_experts(l)) {
 			MOE_TRY(moe_graph_moe_grad_norm(&lc, l->experts, &t->moe[i], experts,
-							t->norm + MOE_ATTN_LINEARS));
+							t->norm + EXPERTS_NORM));
 			experts += (int64_t)MOE_SQUARES_PER_EXPERT(l->experts->P) * l->experts->E;
 		}
 		if (trains_router(l)) {
@@ -176,6 +247,7 @@ static enum moe_status submit_norm(const struct moe_context *c, const struct moe
 			MOE_TRY(moe_task_grad_norm(&lc, &a, -1, -1, &t->moe[i].grad_router_lora, 1,
 						   t->norm[router_norm(l)]));
 		}
+		MOE_TRY(norm_of_ffn(&lc, l, t->ffn_grad[i], t->norm, &rest));
 		for (int j = 0; j < MOE_ATTN_LINEARS; j++) {
 			struct moe_update_args a = linear_update(&l->linear[j]);
 
@@ -223,6 +295,7 @@ enum moe_status moe_graph_decoder_update(const struct moe_context *c, const stru
 			MOE_TRY(moe_task_update(&lc, &a, j, -1, &t->grad[at], 1,
 						o->norm ? t->norm_ready : NULL, &t->lora[at], 1));
 		}
+		MOE_TRY(update_ffn(&lc, l, t->ffn_grad[i], t->ffn_lora[i], o, t->norm_ready));
 		if (trains_experts(l))
 			MOE_TRY(moe_graph_moe_update(&lc, l->experts, &t->moe[i], &step));
 		if (trains_router(l))

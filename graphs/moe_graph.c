@@ -16,6 +16,7 @@ static struct moe_token_args token_args(const struct moe_moe_pass *p, int block,
 		.state = p->state,
 		.ffn = p->ffn,
 		.ffn_state = p->ffn_state,
+		.drop = p->drop,
 		.t0 = moe_block_begin(block),
 		.t1 = moe_block_end(block, T),
 	};
@@ -42,7 +43,6 @@ static enum moe_status submit_route(const struct moe_context *c, struct moe_moe_
 		MOE_TRY(moe_join_submit(c, &s->x, s->route, x->n_blocks, NULL));
 	}
 	all.t1 = x->T;
-	all.drop = p->drop;
 	return moe_task_plan(c, &all, &s->x.out, 1, s->scratch, p->plan);
 }
 
@@ -134,8 +134,8 @@ static enum moe_status submit_shared(const struct moe_context *c, struct moe_moe
 		struct moe_token_args a = token_args(p, b, x->T);
 
 		a.out = p->st->shared.data;
-		MOE_TRY(moe_task_ffn_up(c, &a, b, x->block[b], p->st->ffn[b]));
-		MOE_TRY(moe_task_ffn_down(c, &a, b, p->st->ffn[b], NULL, NULL,
+		MOE_TRY(moe_task_ffn_up(c, &a, b, x->block[b], p->ffn_lora, p->st->ffn[b]));
+		MOE_TRY(moe_task_ffn_down(c, &a, b, p->st->ffn[b], p->ffn_lora, NULL, NULL,
 					  p->st->shared.block[b]));
 	}
 	return MOE_OK;
@@ -317,8 +317,8 @@ static enum moe_status submit_shared_bwd(const struct moe_context *c, struct moe
 
 		a.residual = grad_out->data;
 		a.out = s->shared.data;
-		MOE_TRY(moe_task_ffn_bwd(c, &a, b, s->ffn[b], s->grad_out[p->ring].out, s->scratch,
-					 NULL, s->shared.block[b]));
+		MOE_TRY(moe_task_ffn_bwd(c, &a, b, s->ffn[b], s->grad_out[p->ring].out, p->ffn_lora,
+					 s->scratch, NULL, s->shared.block[b]));
 	}
 	if (!p->ffn || !p->lt->grad_shared)
 		return MOE_OK;

@@ -46,6 +46,7 @@ struct moe_moe_pass {
 	struct moe_experts_state *state;
 	const struct moe_ffn *ffn; /* shared experts or NULL */
 	struct moe_ffn_state *ffn_state;
+	struct moe_tensor *const *ffn_lora; /* [MOE_FFN_MATRICES] or NULL */
 	struct moe_layer_tensors *lt;
 	struct moe_slot_tensors *st;
 	struct moe_tensor *plan; /* of (slot, layer) */

@@ -433,5 +433,15 @@ void moe_ffn_free(struct moe_engine *e, struct moe_ffn *f)
 	moe_memory_free(e, f->grad_up);
 	moe_memory_free(e, f->grad_down);
 	moe_memory_free(e, f->grad_sigmoid);
+	for (int i = 0; i < MOE_FFN_MATRICES; i++) {
+		struct moe_param *const both[] = { &f->lora[i].a, &f->lora[i].b };
+
+		for (int j = 0; j < 2; j++) {
+			moe_memory_free(e, both[j]->value);
+			moe_memory_free(e, both[j]->grad);
+			moe_memory_free(e, both[j]->m);
+			moe_memory_free(e, both[j]->v);
+		}
+	}
 	memset(f, 0, sizeof *f);
 }

@@ -647,6 +647,8 @@ struct moe_model_params {
 	/* Experts that the checkpoint has in F32, F16 or BF16 become codes of this format ("int8", "int4", "fp8",
 	 * "mxfp4"); NULL, "keep": all weights stay as they are stored, quantised or not (docs/formats.md). */
 	const char *weights;
+	/* With inference_only: room for the keys and values of a text of max_tokens, for moe_model_next. */
+	int keep_text;
 	moe_progress_fn progress;
 	void *user;
 };
@@ -661,8 +663,9 @@ struct moe_model_info {
 	/* by group */
 	int64_t embed_params, norm_params, attention_params, dense_params, router_params,
 		shared_params, expert_params;
-	int64_t attention_lora_params, expert_lora_params;
-	int64_t other_lora_params; /* of routers, gates and MLPs */
+	int64_t attention_lora_params, router_lora_params, dense_lora_params;
+	int64_t shared_lora_params; /* of shared experts and their gate */
+	int64_t expert_lora_params;
 	int lora_rank, expert_rank;
 	int64_t eos_ids[8];
 	int n_eos;
@@ -692,6 +695,15 @@ MOE_API enum moe_status moe_model_save_adapter(struct moe_model *model, const ch
 MOE_API enum moe_status moe_model_logits(struct moe_model *model, const int32_t *ids, int64_t n,
 					 const int32_t *row, int64_t n_rows,
 					 const struct moe_array *out);
+/*
+ * A text in pieces, as in generation: ids[0..n) follow the first `past` tokens of the text that earlier calls gave
+ * (past 0: a new text; fewer than there are: the others are forgotten), whose keys and values are kept. Logits of
+ * the last of them into out [1, vocab] F32; they may differ by rounding from those of the text at once. past + n is at
+ * most max_tokens. After an error the text is forgotten. MOE_ERR_STATE: opened without keep_text, or past is more
+ * than there is.
+ */
+MOE_API enum moe_status moe_model_next(struct moe_model *model, const int32_t *ids, int64_t n, int64_t past,
+				       const struct moe_array *out);
 /*
  * Losses of documents ids[offsets[d]..offsets[d + 1]) with labels as in token files: labels[i] is
  * for token i, negative: not trained; NULL: every token but a document's first. loss [n_docs]: sums
@@ -874,6 +886,42 @@ struct moe_convert_result {
 };
 MOE_API enum moe_status moe_convert_adapter(const struct moe_convert_params *params,
 					    struct moe_convert_result *result);
+
+/*
+ * A checkpoint whose weights are in another format: a new folder with the other files of the old
+ * one, SHA256SUMS of the weights, and a config.json that says what they are. It is filled as
+ * OUT.partial, and a later call with the same params goes on with what a killed one left there.
+ */
+struct moe_convert_model_params {
+	size_t struct_size;
+	const char *in, *out;	 /* folders; out must not exist, or be empty */
+	const char *weights;	 /* "int8", "int4", "fp8", "mxfp4", "gptq", "awq", "bf16", "f16", "f32" */
+	const char *layers;	 /* what is quantised: "experts", "linear" (all projections); NULL: what
+				    checkpoints of the format have (fp8: linear, others: experts) */
+	int64_t max_shard_bytes; /* larger files are split; 0: none */
+	int threads;		 /* 0: all CPUs that the process may use */
+	moe_work_fn progress;
+	void *user;
+};
+struct moe_convert_model_result {
+	size_t struct_size;
+	int64_t tensors, converted; /* matrices, those of fused experts one by one */
+	int64_t kept;		    /* of these: whose codes were taken over as they were */
+	int64_t shards, resumed;    /* files; those that an earlier call had finished */
+	int64_t bytes_in, bytes;    /* of all tensors, before and after */
+	/* ||new - old|| / ||old||, of what this call converted: all of it, and the worst matrix */
+	double error, worst_error;
+	char worst[192];
+	double seconds;
+};
+/* MOE_ERR_FORMAT, MOE_ERR_UNSUPPORTED name the tensor; MOE_ERR_NOFIT: too little disk. */
+MOE_API enum moe_status moe_convert_model(const struct moe_convert_model_params *params,
+					  struct moe_convert_model_result *result);
+
+/* SHA-256 in lower-case hexadecimal digits. MOE_ERR_IO: the file cannot be read. */
+#define MOE_SHA256_TEXT 65
+MOE_API void moe_sha256(const void *data, size_t bytes, char out[MOE_SHA256_TEXT]);
+MOE_API enum moe_status moe_file_sha256(const char *path, char out[MOE_SHA256_TEXT]);
 
 /*
  * What path holds (a model, an adapter, a token file, a training state, a trace, any safetensors

@@ -181,6 +181,52 @@ static enum moe_status read_model_sizes(const cJSON *config, struct moe_arch *ar
 	return read_optional_id(config, "pad_token_id", &arch->pad_id);
 }
 
+static bool is_one_of(const char *text, const char *const *list, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (!strcmp(text, list[i]))
+			return true;
+	return false;
+}
+
+/* What the tensors' names and dtypes then tell is read from them, and checked there. */
+static enum moe_status check_quantisation(const cJSON *config)
+{
+	static const char *const methods[] = { "fp8", "compressed-tensors", "gptq", "awq",
+					       "mxfp4" };
+	static const char *const formats[] = { "int-quantized", "pack-quantized", "float-quantized",
+					       "naive-quantized", "mxfp4-pack-quantized" };
+	const cJSON *q = moe_json_get(config, "quantization_config");
+	const char *method = "none", *format = formats[0];
+	int64_t bits = 4;
+
+	if (!q)
+		return MOE_OK;
+	MOE_TRY(moe_json_opt_text(q, "quant_method", &method));
+	MOE_TRY(moe_json_opt_text(q, "format", &format));
+	if (!is_one_of(method, methods, MOE_COUNT(methods)))
+		return moe_fail(
+			MOE_ERR_UNSUPPORTED,
+			"quantization_config: quant_method '%.64s' cannot be read (known: fp8, "
+			"compressed-tensors, gptq, awq, mxfp4)",
+			method);
+	if (!strcmp(method, "compressed-tensors") &&
+	    !is_one_of(format, formats, MOE_COUNT(formats)))
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"quantization_config: format '%.64s' cannot be read (known: "
+				"int-quantized, pack-quantized, float-quantized, naive-quantized, "
+				"mxfp4-pack-quantized)",
+				format);
+	if (strcmp(method, "gptq") && strcmp(method, "awq"))
+		return MOE_OK;
+	MOE_TRY(moe_json_opt_int(q, "bits", 1, 64, &bits));
+	return bits == 4
+		       ? MOE_OK
+		       : moe_fail(MOE_ERR_UNSUPPORTED,
+				  "quantization_config: %s of %lld bits cannot be read (known: 4)",
+				  method, (long long)bits);
+}
+
 enum moe_status moe_arch_read_common(const cJSON *config, double default_theta,
 				     struct moe_arch *arch)
 {
@@ -193,10 +239,7 @@ enum moe_status moe_arch_read_common(const cJSON *config, double default_theta,
 				"hidden_act '%.64s' is not implemented "
 				"(known: silu)",
 				act);
-	if (moe_json_get(config, "quantization_config"))
-		return moe_fail(MOE_ERR_UNSUPPORTED,
-				"quantization_config is set: quantised checkpoints "
-				"are not implemented");
+	MOE_TRY(check_quantisation(config));
 	return read_rope(config, default_theta, arch);
 }
 

@@ -192,6 +192,24 @@ enum moe_status moe_file_append(struct moe_file_writer *w, const void *data, siz
 	return MOE_OK;
 }
 
+enum moe_status moe_file_put(struct moe_file_writer *w, int64_t at, const void *data, size_t bytes)
+{
+	const char *p = data;
+
+	while (bytes) {
+		ssize_t n = pwrite(w->fd, p, MOE_MIN(bytes, WRITE_CHUNK), at);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return io_error(w->path, "write");
+		p += n;
+		at += n;
+		bytes -= (size_t)n;
+	}
+	return MOE_OK;
+}
+
 /* The directory that holds path, as a new string. */
 static char *parent_of(const char *path)
 {

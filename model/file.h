@@ -12,6 +12,8 @@
 char *moe_path_join(const char *dir, const char *name);
 bool moe_path_exists(const char *path);
 bool moe_path_is_dir(const char *path);
+/* path, which need not exist, is dir or lies in it; links are followed. */
+bool moe_path_inside(const char *path, const char *dir);
 
 /*
  * The whole of a regular file, with a NUL byte behind it that bytes does not count.
@@ -41,6 +43,8 @@ struct moe_file_writer {
 };
 enum moe_status moe_file_begin(struct moe_file_writer *w, const char *path);
 enum moe_status moe_file_append(struct moe_file_writer *w, const void *data, size_t bytes);
+/* Bytes at a place of their own; any thread. */
+enum moe_status moe_file_put(struct moe_file_writer *w, int64_t at, const void *data, size_t bytes);
 enum moe_status moe_file_commit(struct moe_file_writer *w);
 void moe_file_abort(struct moe_file_writer *w);
 
@@ -53,6 +57,21 @@ enum moe_status moe_dir_make(const char *path);
 enum moe_status moe_dir_sync(const char *path);
 /* Syncs every regular file and directory below path, path included. */
 enum moe_status moe_tree_sync(const char *path);
+/*
+ * Copies every file of a folder and its folders, hidden ones excepted; links are followed.
+ * skip: files that are left out. advance is told of every piece; its failure ends the copying.
+ */
+struct moe_folder_copy {
+	bool (*skip)(const char *path, void *user); /* or NULL */
+	enum moe_status (*advance)(const char *path, int64_t bytes, void *user);
+	void *user;
+};
+enum moe_status moe_folder_copy(const struct moe_folder_copy *c, const char *from, const char *to);
+/* The bytes that it would copy are added to *bytes. */
+enum moe_status moe_folder_bytes(const struct moe_folder_copy *c, const char *from, int64_t *bytes);
+/* MOE_ERR_NOFIT where the file system of path has less than bytes left; what: "the merged model". */
+enum moe_status moe_folder_room(const char *path, int64_t bytes, const char *what);
+
 /* rm -r: symbolic links are removed, not followed; a missing path is fine. */
 enum moe_status moe_tree_remove(const char *path);
 

@@ -9,6 +9,7 @@
 #include "codelets/ffn_bwd.h"
 #include "codelets/ffn_down.h"
 #include "codelets/ffn_grad.h"
+#include "codelets/ffn_lora_grad.h"
 #include "codelets/ffn_up.h"
 #include "codelets/gate_up.h"
 #include "codelets/gate_up_bwd.h"
@@ -210,25 +211,31 @@ enum moe_status moe_task_combine(const struct moe_context *c, const struct moe_t
 }
 
 enum moe_status moe_task_ffn_up(const struct moe_context *c, const struct moe_token_args *a,
-				int block, struct moe_tensor *x, struct moe_tensor *out)
+				int block, struct moe_tensor *x, struct moe_tensor *const *lora,
+				struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_tokens("ffn_up", a));
 	moe_access_add(&l, x, MOE_R);
+	for (int i = 0; lora && i < MOE_FFN_MATRICES; i++)
+		if (i != MOE_FFN_DOWN)
+			moe_access_add(&l, lora[i], MOE_R);
 	moe_access_add(&l, out, MOE_W);
 	return moe_task_submit(c, MOE_KIND_ffn_up, &moe_cl_ffn_up, a, sizeof *a, &l,
 			       (struct moe_where){ block, -1, block_part(c, block) }, c->priority);
 }
 
 enum moe_status moe_task_ffn_down(const struct moe_context *c, const struct moe_token_args *a,
-				  int block, struct moe_tensor *hidden, struct moe_tensor *residual,
+				  int block, struct moe_tensor *hidden,
+				  struct moe_tensor *const *lora, struct moe_tensor *residual,
 				  struct moe_tensor *after, struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_tokens("ffn_down", a));
 	moe_access_add(&l, hidden, MOE_R);
+	moe_access_add(&l, lora ? lora[MOE_FFN_DOWN] : NULL, MOE_R);
 	moe_access_add(&l, residual, MOE_R);
 	moe_access_add(&l, after, MOE_R);
 	moe_access_add(&l, out, MOE_W);
@@ -426,19 +433,41 @@ enum moe_status moe_task_router_fold(const struct moe_context *c, const struct m
 
 enum moe_status moe_task_ffn_bwd(const struct moe_context *c, const struct moe_token_args *a,
 				 int block, struct moe_tensor *hidden, struct moe_tensor *grad_out,
-				 struct moe_tensor *scratch, struct moe_tensor *after,
-				 struct moe_tensor *out)
+				 struct moe_tensor *const *lora, struct moe_tensor *scratch,
+				 struct moe_tensor *after, struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_tokens("ffn_bwd", a));
 	moe_access_add(&l, hidden, MOE_RW);
 	moe_access_add(&l, grad_out, MOE_R);
+	if (lora)
+		add_all(&l, lora, MOE_FFN_MATRICES, MOE_R);
 	moe_access_add(&l, scratch, MOE_R);
 	moe_access_add(&l, after, MOE_R);
 	moe_access_add(&l, out, MOE_W);
 	return moe_task_submit(c, MOE_KIND_ffn_bwd, &moe_cl_ffn_bwd, a, sizeof *a, &l,
 			       (struct moe_where){ block, -1, block_part(c, block) }, c->priority);
+}
+
+enum moe_status moe_task_ffn_lora_grad(const struct moe_context *c, const struct moe_token_args *a,
+				       struct moe_tensor *in, struct moe_tensor *kept,
+				       struct moe_tensor *users, struct moe_tensor *lora,
+				       struct moe_tensor *grad)
+{
+	struct moe_access_list l = { .n = 0 };
+
+	MOE_TRY(check_tokens("ffn_lora_grad", a));
+	if (!a->ffn || a->matrix >= MOE_FFN_MATRICES || !moe_ffn_trains(a->ffn, a->matrix))
+		return moe_fail(MOE_ERR_ARG, "ffn_lora_grad: matrix %d is not trained", a->matrix);
+	moe_access_add(&l, in, MOE_R);
+	moe_access_add(&l, kept, MOE_R);
+	moe_access_add(&l, users, MOE_R);
+	moe_access_add(&l, lora, MOE_R);
+	moe_access_add(&l, grad, a->first ? MOE_W : MOE_RW);
+	return moe_task_submit(c, MOE_KIND_ffn_lora_grad, &moe_cl_ffn_lora_grad, a, sizeof *a, &l,
+			       (struct moe_where){ MOE_FFN_TAG + (int)a->matrix, -1, -1 },
+			       MOE_PRIORITY_FILL);
 }
 
 enum moe_status moe_task_ffn_grad(const struct moe_context *c, const struct moe_token_args *a,

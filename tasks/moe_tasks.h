@@ -51,11 +51,14 @@ enum moe_status moe_task_combine(const struct moe_context *c, const struct moe_t
 				 struct moe_tensor *shared,
 				 struct moe_tensor *residual, struct moe_tensor *scratch,
 				 struct moe_tensor *after, struct moe_tensor *out);
+/* lora of dense MLPs, here and below: [MOE_FFN_MATRICES], or NULL without any */
 enum moe_status moe_task_ffn_up(const struct moe_context *c, const struct moe_token_args *a, int block,
-				struct moe_tensor *x, struct moe_tensor *out);
+				struct moe_tensor *x, struct moe_tensor *const *lora,
+				struct moe_tensor *out);
 enum moe_status moe_task_ffn_down(const struct moe_context *c, const struct moe_token_args *a, int block,
-				  struct moe_tensor *hidden, struct moe_tensor *residual,
-				  struct moe_tensor *after, struct moe_tensor *out);
+				  struct moe_tensor *hidden, struct moe_tensor *const *lora,
+				  struct moe_tensor *residual, struct moe_tensor *after,
+				  struct moe_tensor *out);
 
 /* ---- backward ---- */
 /* Fills a->copy, which the backwards of `layers` layers in turn read. plan NULL (then a->state is NULL too):
@@ -103,8 +106,13 @@ enum moe_status moe_task_router_fold(const struct moe_context *c, const struct m
 				     struct moe_tensor *router);
 enum moe_status moe_task_ffn_bwd(const struct moe_context *c, const struct moe_token_args *a, int block,
 				 struct moe_tensor *hidden, struct moe_tensor *grad_out,
-				 struct moe_tensor *scratch, struct moe_tensor *after,
-				 struct moe_tensor *out);
+				 struct moe_tensor *const *lora, struct moe_tensor *scratch,
+				 struct moe_tensor *after, struct moe_tensor *out);
+/* in: after every ffn_bwd; users: of grad_out's buffer, NULL where it is not read; lora, grad: the matrix's own */
+enum moe_status moe_task_ffn_lora_grad(const struct moe_context *c, const struct moe_token_args *a,
+				       struct moe_tensor *in, struct moe_tensor *kept,
+				       struct moe_tensor *users, struct moe_tensor *lora,
+				       struct moe_tensor *grad);
 enum moe_status moe_task_ffn_grad(const struct moe_context *c, const struct moe_token_args *a,
 				  struct moe_tensor *const *in, int n, struct moe_tensor *scratch,
 				  struct moe_tensor *grad);

@@ -36,6 +36,8 @@ static inline uint64_t digest_model(const struct moe_model *m)
 			h = digest_param(h, &l->linear[j].lora_a, 1);
 			h = digest_param(h, &l->linear[j].lora_b, 1);
 		}
+		for (int j = 0; l->ffn && j < MOE_FFN_MATRICES; j++)
+			h = digest_param(digest_param(h, &l->ffn->lora[j].a, 1), &l->ffn->lora[j].b, 1);
 		if (!e)
 			continue;
 		if (e->router_lora)

@@ -57,7 +57,8 @@ static int run(struct moe_engine *engine, char **argv, int32_t *ids, int64_t n)
 		bad |= fclose(f) != 0;
 	printf("{\"attention\":%lld,\"experts\":%lld,\"gates\":%lld}\n",
 	       (long long)info.attention_lora_params, (long long)info.expert_lora_params,
-	       (long long)info.other_lora_params);
+	       (long long)(info.router_lora_params + info.shared_lora_params +
+			   info.dense_lora_params));
 	moe_model_close(m);
 	free(logits);
 	free(rows);

@@ -16,9 +16,14 @@ struct ref_item {
 	float *data;
 };
 
-/* LoRA of a layer in double, zero-rank where absent: attention a and b; experts in kt's layout. */
+/*
+ * LoRA of a layer in double, zero-rank where absent: a and b of dense matrices, attention's and then the MLP's
+ * (MOE_FFN_TAG); experts in kt's layout.
+ */
 struct ref_lora {
-	double *a[4], *b[4], *experts[MOE_LORA_ARRAYS];
+	int r[MOE_DENSE_TAGS];
+	double scale[MOE_DENSE_TAGS];
+	double *a[MOE_DENSE_TAGS], *b[MOE_DENSE_TAGS], *experts[MOE_LORA_ARRAYS];
 };
 
 struct ref_model {
@@ -27,8 +32,8 @@ struct ref_model {
 	struct ref_item *item;
 	size_t n_items;
 	struct ref_lora *lora; /* [layers] */
-	int r[5];	       /* attention, then experts */
-	double scale[5];
+	int expert_r;
+	double expert_scale;
 	/* of the documents since the last ref_aux: per layer and expert */
 	double *prob, *count, tokens;
 	double gap; /* least difference of logits between a chosen expert and one that is not */
@@ -128,6 +133,22 @@ static inline const float *ref_get(const struct ref_model *m, enum moe_role role
 	return NULL;
 }
 
+/* A (or B) of a layer's dense matrix and its rank and scale; NULL: it has no LoRA. */
+static inline struct moe_param *ref_dense(struct moe_decoder_layer *d, int matrix, bool b, int *r,
+					  double *scale)
+{
+	struct moe_linear *l = matrix < MOE_FFN_TAG ? &d->linear[matrix] : NULL;
+	struct moe_matrix_lora *f = l || !d->ffn ? NULL : &d->ffn->lora[matrix - MOE_FFN_TAG];
+
+	if (!l && !f)
+		return NULL;
+	*r = l ? l->r : f->r;
+	*scale = (double)(l ? l->scale : f->scale);
+	if (!*r)
+		return NULL;
+	return l ? (b ? &l->lora_b : &l->lora_a) : b ? &f->b : &f->a;
+}
+
 /* Random LoRA in the model, and the same in the reference. */
 static inline void ref_take_lora(struct ref_model *m, struct moe_model *model, uint64_t seed)
 {
@@ -136,28 +157,25 @@ static inline void ref_take_lora(struct ref_model *m, struct moe_model *model, u
 	m->lora = calloc((size_t)m->arch.n_layers, sizeof *m->lora);
 	m->prob = calloc((size_t)m->arch.n_layers * 128, sizeof *m->prob);
 	m->count = m->prob + m->arch.n_layers * 64;
-	m->r[4] = model->lora.rank[MOE_ADAPTER_EXPERTS];
+	m->expert_r = model->lora.rank[MOE_ADAPTER_EXPERTS];
 	for (int l = 0; l < m->arch.n_layers; l++) {
 		struct moe_decoder_layer *d = &model->decoder.layers[l];
 
-		for (int j = 0; j < 4; j++) {
-			struct moe_param *ab[2] = { &d->linear[j].lora_a, &d->linear[j].lora_b };
+		for (int j = 0; j < 2 * MOE_DENSE_TAGS; j++) {
+			struct ref_lora *lo = &m->lora[l];
+			struct moe_param *p =
+				ref_dense(d, j / 2, j % 2, &lo->r[j / 2], &lo->scale[j / 2]);
+			double *copy = p ? calloc((size_t)p->piece, sizeof *copy) : NULL;
 
-			m->r[j] = d->linear[j].r;
-			m->scale[j] = (double)d->linear[j].scale;
-			for (int k = 0; k < 2; k++) {
-				double *copy = calloc((size_t)ab[k]->piece + 1, sizeof *copy);
-
-				for (int64_t i = 0; i < ab[k]->piece; i++)
-					copy[i] = ab[k]->value[i] = ref_value(0.3f * ref_uniform(&seed));
-				*(k ? &m->lora[l].b[j] : &m->lora[l].a[j]) = copy;
-			}
+			for (int64_t i = 0; p && i < p->piece; i++)
+				copy[i] = p->value[i] = ref_value(0.3f * ref_uniform(&seed));
+			*(j % 2 ? &lo->b[j / 2] : &lo->a[j / 2]) = copy;
 		}
 		for (int a = 0; d->experts && d->experts->r && a < MOE_LORA_ARRAYS; a++) {
 			int64_t n = moe_lora_elements(d->experts, (enum moe_lora_array)a);
 			double *copy = calloc((size_t)(n * d->experts->E), sizeof *copy);
 
-			m->scale[4] = (double)d->experts->scale;
+			m->expert_scale = (double)d->experts->scale;
 			for (int e = 0; e < d->experts->E; e++) {
 				for (int64_t i = 0; i < n; i++)
 					copy[e * n + i] = piece[i] =
@@ -176,7 +194,7 @@ static inline void ref_free(struct ref_model *m)
 		free(m->item[i].data);
 	free(m->item);
 	for (int l = 0; m->lora && l < m->arch.n_layers; l++) {
-		for (int j = 0; j < 4; j++) {
+		for (int j = 0; j < MOE_DENSE_TAGS; j++) {
 			free(m->lora[l].a[j]);
 			free(m->lora[l].b[j]);
 		}
@@ -268,8 +286,8 @@ static inline void ref_attend(const struct ref_model *m, int l, int n, double *h
 		for (int j = 0; j < 3; j++)
 			ref_linear_one(
 				width[j], H, x, ref_get(m, (enum moe_role)(MOE_ROLE_Q + j), l, -1),
-				ref_get(m, (enum moe_role)(MOE_ROLE_Q_BIAS + j), l, -1), m->r[j],
-				m->scale[j], lo->a[j], lo->b[j], out[j] + t * width[j]);
+				ref_get(m, (enum moe_role)(MOE_ROLE_Q_BIAS + j), l, -1), lo->r[j],
+				lo->scale[j], lo->a[j], lo->b[j], out[j] + t * width[j]);
 		ref_qk(m, ref_get(m, MOE_ROLE_Q_NORM, l, -1), a->n_heads, q + t * nq);
 		ref_qk(m, ref_get(m, MOE_ROLE_K_NORM, l, -1), a->n_kv_heads, k + t * nk);
 		ref_rotate(a->n_heads, D, t, a->rope.theta, q + t * nq);
@@ -295,34 +313,34 @@ static inline void ref_attend(const struct ref_model *m, int l, int n, double *h
 		}
 	for (int t = 0; t < n; t++) {
 		ref_linear_one(H, nq, o + t * nq, ref_get(m, MOE_ROLE_O, l, -1),
-			       ref_get(m, MOE_ROLE_O_BIAS, l, -1), m->r[3], m->scale[3], lo->a[3],
-			       lo->b[3], x);
+			       ref_get(m, MOE_ROLE_O_BIAS, l, -1), lo->r[3], lo->scale[3],
+			       lo->a[3], lo->b[3], x);
 		for (int i = 0; i < H; i++)
 			h[t * H + i] += x[i];
 	}
 	free(q);
 }
 
-/* y += weight * W_down (silu(W_gate x) * (W_up x)), with LoRA of expert e where e >= 0 */
+/* y += weight * W_down (silu(W_gate x) * (W_up x)), with LoRA of expert e, of the layer's MLP where e < 0 */
 static inline void ref_ffn(const struct ref_model *m, int l, const enum moe_role *role, int e,
 			   int64_t I, const double *x, double weight, double *y)
 {
 	int64_t H = m->arch.hidden;
-	int r = e < 0 ? 0 : m->r[4];
 	double *g = calloc((size_t)(2 * I + H), sizeof *g), *u = g + I, *out = u + I;
-	double *const *lo = m->lora[l].experts;
-	int64_t nh = (int64_t)MOE_MAX(e, 0) * r * H, ni = (int64_t)MOE_MAX(e, 0) * r * I;
+	double *to[3] = { g, u, out }, *from[3] = { NULL, NULL, g };
+	const struct ref_lora *lo = &m->lora[l];
 
-#define AT(array, offset) (r ? lo[array] + (offset) : NULL)
-	ref_linear_one(I, H, x, ref_get(m, role[0], l, e), NULL, r, m->scale[4], AT(MOE_GATE_A, nh),
-		       AT(MOE_GATE_B, ni), g);
-	ref_linear_one(I, H, x, ref_get(m, role[1], l, e), NULL, r, m->scale[4], AT(MOE_UP_A, nh),
-		       AT(MOE_UP_B, ni), u);
-	for (int64_t i = 0; i < I; i++)
-		g[i] = g[i] / (1 + exp(-g[i])) * u[i];
-	ref_linear_one(H, I, g, ref_get(m, role[2], l, e), NULL, r, m->scale[4], AT(MOE_DOWN_A, ni),
-		       AT(MOE_DOWN_B, nh), out);
-#undef AT
+	for (int j = 0; j < 3; j++) {
+		int dense = MOE_FFN_TAG + j, r = e < 0 ? lo->r[dense] : m->expert_r;
+		int64_t n = j == 2 ? H : I, k = j == 2 ? I : H;
+		const double *a = e < 0 ? lo->a[dense] : r ? lo->experts[MOE_GATE_A + j] + e * r * k : NULL;
+		const double *b = e < 0 ? lo->b[dense] : r ? lo->experts[MOE_GATE_B + j] + e * r * n : NULL;
+
+		ref_linear_one(n, k, from[j] ? from[j] : x, ref_get(m, role[j], l, e), NULL, r,
+			       e < 0 ? lo->scale[dense] : m->expert_scale, a, b, to[j]);
+		for (int64_t i = 0; j == 1 && i < I; i++)
+			g[i] = g[i] / (1 + exp(-g[i])) * u[i];
+	}
 	for (int64_t i = 0; i < H; i++)
 		y[i] += weight * out[i];
 	free(g);
@@ -335,6 +353,7 @@ static inline void ref_moe(struct ref_model *m, int l, const double *x, double *
 	static const enum moe_role shared[3] = { MOE_ROLE_SHARED_GATE, MOE_ROLE_SHARED_UP,
 						 MOE_ROLE_SHARED_DOWN };
 	const struct moe_arch *a = &m->arch;
+	const int sigmoid = MOE_FFN_TAG + MOE_FFN_SIGMOID;
 	double p[64], sum = 0, max = -INFINITY, gate;
 	int chosen[64], E = a->n_experts;
 
@@ -373,8 +392,9 @@ static inline void ref_moe(struct ref_model *m, int l, const double *x, double *
 			p[chosen[j]] / (a->norm_topk_prob ? sum : 1), y);
 	if (!a->shared_intermediate)
 		return;
-	ref_linear_one(1, a->hidden, x, ref_get(m, MOE_ROLE_SHARED_ROUTER, l, -1), NULL, 0, 0, NULL,
-		       NULL, &gate);
+	ref_linear_one(1, a->hidden, x, ref_get(m, MOE_ROLE_SHARED_ROUTER, l, -1), NULL,
+		       m->lora[l].r[sigmoid], m->lora[l].scale[sigmoid], m->lora[l].a[sigmoid],
+		       m->lora[l].b[sigmoid], &gate);
 	ref_ffn(m, l, shared, -1, a->shared_intermediate, x, 1 / (1 + exp(-gate)), y);
 }
 

@@ -536,6 +536,7 @@ static void test_targets(void)
 	other.n_layers = 4;
 	/* PEFT leaves Qwen2-MoE's experts out, and adapts the shared one */
 	expect_targets(&other, "all-linear", "f f f f 0 0 f f f f ", "");
+	expect_targets(&other, "all", "f f f f f 0 f f f f ", "gate_up down ");
 	expect_targets(&other, "down_proj", "0 0 0 0 0 0 0 0 0 f ", "");
 	expect_targets(&other, "experts", "0 0 0 0 f 0 0 ", "gate_up down ");
 	expect_targets(&other, "mlp.experts.down_proj", "0 0 0 0 f 0 0 ", "down ");

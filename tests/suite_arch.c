@@ -196,7 +196,13 @@ static void test_refusals(void)
 		  "sliding_window" },
 		{ "{\"clip_qkv\":8.0," BASE OLMOE END, MOE_ERR_UNSUPPORTED, "clip_qkv" },
 		{ "{\"head_dim\":32," BASE OLMOE END, MOE_ERR_FORMAT, "hidden_size" },
-		{ "{\"quantization_config\":{}," BASE QWEN3 END, MOE_ERR_UNSUPPORTED, "quant" },
+		{ "{\"quantization_config\":{}," BASE QWEN3 END, MOE_ERR_UNSUPPORTED, "quant_method 'none'" },
+		{ "{\"quantization_config\":{\"quant_method\":\"bitsandbytes\"}," BASE QWEN3 END,
+		  MOE_ERR_UNSUPPORTED, "quant_method 'bitsandbytes' cannot be read (known: fp8," },
+		{ "{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":\"marlin-24\"}," BASE
+		  QWEN3 END, MOE_ERR_UNSUPPORTED, "format 'marlin-24' cannot be read" },
+		{ "{\"quantization_config\":{\"quant_method\":\"gptq\",\"bits\":8}," BASE QWEN3 END,
+		  MOE_ERR_UNSUPPORTED, "gptq of 8 bits cannot be read" },
 	};
 	struct moe_arch a;
 

@@ -145,6 +145,25 @@ static void check_attention(const struct attention *c)
 	check_same("attention grad_v by head", b.grad_v, c->a.grad_v, k);
 }
 
+/* The rows from `past` on, with keys and values of those before. */
+static void check_past(const struct attention *c, int past)
+{
+	struct moe_attention b = c->a;
+	size_t rows = (size_t)past * (size_t)(b.heads * b.dim);
+	void *scratch = mem(K->attention_scratch(b.dim));
+
+	b.past = past;
+	b.T -= past;
+	b.q += rows;
+	attention_outputs(&b);
+	for (int t = 0; t < b.T; t += MOE_TOKEN_BLOCK)
+		K->attention(&b, t, MOE_MIN(t + MOE_TOKEN_BLOCK, b.T), 0, b.heads, scratch);
+	check("attention after others", c->nq - (int64_t)rows, b.o, c->o + rows, attention_tolerance());
+	for (int h = 0; h < b.heads; h++)
+		check("attention lse after others", b.T, b.lse + h * b.T, c->lse + h * c->a.T + past,
+		      attention_tolerance());
+}
+
 static void attention_cases(void)
 {
 	static const int cases[][5] = { /* T, heads, kv_heads, dim, document length */
@@ -160,6 +179,8 @@ static void attention_cases(void)
 		struct attention c = attention_case(s[0], s[1], s[2], s[3], s[4]);
 
 		check_attention(&c);
+		for (int past = 1; !s[4] && past < s[0]; past += 21)
+			check_past(&c, past);
 		release();
 	}
 }

@@ -71,7 +71,7 @@ static double difference(struct ref_model *m, const struct data *d, double aux, 
 }
 
 struct worst {
-	double attention, experts;
+	double dense, experts;
 	int n;
 };
 
@@ -81,21 +81,21 @@ static void check_gradients(struct ref_model *m, const struct moe_model *model,
 			    struct worst *w)
 {
 	for (int l = 0; l < m->arch.n_layers; l++) {
-		const struct moe_decoder_layer *dl = &model->decoder.layers[l];
+		struct moe_decoder_layer *dl = &model->decoder.layers[l];
 
-		for (int j = 0; j < 8; j++) {
+		for (int j = 0; j < 2 * MOE_DENSE_TAGS; j++) {
+			struct ref_lora *lo = &m->lora[l];
 			const struct moe_param *p =
-				j % 2 ? &dl->linear[j / 2].lora_b : &dl->linear[j / 2].lora_a;
-			double *values = j % 2 ? m->lora[l].b[j / 2] : m->lora[l].a[j / 2], want;
-			int64_t at =
-				(int64_t)((0.5f + 0.49f * ref_uniform(&seed)) * (float)p->piece);
+				ref_dense(dl, j / 2, j % 2, &lo->r[j / 2], &lo->scale[j / 2]);
+			double *values = j % 2 ? lo->b[j / 2] : lo->a[j / 2], want;
+			int64_t at;
 
-			if (!p->grad)
+			if (!p || !p->grad)
 				continue;
+			at = (int64_t)((0.5f + 0.49f * ref_uniform(&seed)) * (float)p->piece);
 			want = difference(m, d, aux, values + at);
-			w->attention =
-				fmax(w->attention, fabs((double)p->grad[at] * n_trained - want) /
-							   (fabs(want) + 0.1));
+			w->dense = fmax(w->dense, fabs((double)p->grad[at] * n_trained - want) /
+							  (fabs(want) + 0.1));
 			w->n++;
 		}
 		for (int a = 0; dl->experts && dl->experts->r && a < MOE_LORA_ARRAYS; a++) {
@@ -115,7 +115,7 @@ static void check_gradients(struct ref_model *m, const struct moe_model *model,
 
 /* ---- packed tables ---- */
 
-/* LoRA gradients of a case: of attention, then of experts; last, the sets of experts that tokens went to. */
+/* LoRA gradients of a case: of dense matrices, then of experts; last, the sets of experts that tokens went to. */
 struct gradients {
 	double *v[3];
 	int64_t n[3];
@@ -154,13 +154,14 @@ static struct gradients gradients_of(const struct moe_model *model)
 					    model->decoder.layers[l].experts->k);
 
 	for (int l = 0; l < model->decoder.n_layers; l++) {
-		const struct moe_decoder_layer *dl = &model->decoder.layers[l];
+		struct moe_decoder_layer *dl = &model->decoder.layers[l];
 
-		for (int j = 0; j < 8; j++) {
-			const struct moe_param *p =
-				j % 2 ? &dl->linear[j / 2].lora_b : &dl->linear[j / 2].lora_a;
+		for (int j = 0; j < 2 * MOE_DENSE_TAGS; j++) {
+			double scale;
+			int r;
+			const struct moe_param *p = ref_dense(dl, j / 2, j % 2, &r, &scale);
 
-			if (p->grad)
+			if (p && p->grad)
 				add_gradients(&g, 0, p->grad, p->piece);
 		}
 		for (int a = 0; dl->experts && dl->experts->r && a < MOE_LORA_ARRAYS; a++)
@@ -273,11 +274,11 @@ static void check_aux(struct moe_engine *e, const char *name, const char *config
 	/* the coefficient is not divided by the trained tokens */
 	if (!table_is_packed())
 		check_gradients(&ref, r.m, &d, trained(&r), coef * trained(&r), 3, &w);
-	printf("  %s, %s, %s: loss %.6f of %.6f; %d gradients, attention %.1e, experts %.1e\n",
-	       table()->name, name, targets, got, want, w.n, w.attention, w.experts);
+	printf("  %s, %s, %s: loss %.6f of %.6f; %d gradients, dense %.1e, experts %.1e\n",
+	       table()->name, name, targets, got, want, w.n, w.dense, w.experts);
 	CU_ASSERT_DOUBLE_EQUAL(got, want, (table_is_packed() ? 5e-3 : 2e-6) * want);
 	if (!table_is_packed())
-		CU_ASSERT(w.n > 0 && w.attention < 1e-3 && w.experts < 1e-3);
+		CU_ASSERT(w.n > 0 && w.dense < 1e-3 && w.experts < 1e-3);
 	free_run(&r);
 	moe_model_close(r.m);
 	ref_free(&ref);
@@ -311,6 +312,19 @@ static void check_partly_trained(void)
 	check(e, "o only", qwen3_moe, "o_proj", 0);
 	check(e, "q only", qwen2_moe, "q_proj", 0);
 	check(e, "v only", olmoe, "v_proj,k_proj", 0);
+	OK(moe_engine_close(e));
+}
+
+/* LoRA of dense MLPs, of shared experts and their gates */
+static void check_mlps(void)
+{
+	struct moe_engine *e = open_engine(2, 2, NULL);
+
+	check(e, "all-linear", qwen2_moe, "all-linear", 0);
+	check(e, "with experts", qwen2_moe, "experts,gate_proj,up_proj,down_proj,shared_expert_gate,q_proj", 0);
+	check(e, "a dense MLP only", qwen2_moe, "layers.1.mlp.gate_proj,layers.1.mlp.down_proj", 1);
+	check(e, "shared gate of the last layer", qwen2_moe, "layers.2.mlp.shared_expert_gate", 2);
+	check(e, "up of the shared experts", qwen2_moe, "mlp.shared_expert.up_proj", 0);
 	OK(moe_engine_close(e));
 }
 
@@ -380,6 +394,76 @@ static void test_partly_trained(void)
 	exact_then_packed(check_partly_trained);
 }
 
+/* Values of all LoRA of dense matrices after three steps; the caller's. */
+static float *after_steps(const char *dir, int workers, const char *policy, size_t *n)
+{
+	struct moe_engine *e = open_engine(workers, 1, policy);
+	struct run r = { .lr = 1e-2, .max_norm = 0.5f };
+	float *all = NULL, unused;
+	struct data d;
+
+	*n = 0;
+	r.m = open_model(e, dir, "all-linear", 200, 2);
+	make_data(&d, r.m->arch.vocab, 21);
+	add_batch(&r, 200);
+	add_batch(&r, 200);
+	for (int i = 0; i < 4; i++)
+		moe_model_batch_add(&r.batch[i / 2], d.ids[i], d.labels[i], length_of(i));
+	for (int i = 0; i < 3; i++)
+		step(&r, true);
+	CU_ASSERT(r.norm.finite && r.norm.norm > 0);
+	for (int l = 0; l < r.m->decoder.n_layers; l++)
+		for (int j = 0; j < 2 * MOE_DENSE_TAGS; j++) {
+			int rank;
+			double scale;
+			struct moe_param *p = ref_dense(&r.m->decoder.layers[l], j / 2, j % 2, &rank, &scale);
+
+			if (!p)
+				continue;
+			all = realloc(all, (*n + (size_t)p->piece) * sizeof unused);
+			memcpy(all + *n, p->value, (size_t)p->piece * sizeof unused);
+			*n += (size_t)p->piece;
+		}
+	free_run(&r);
+	moe_model_close(r.m);
+	OK(moe_engine_close(e));
+	return all;
+}
+
+static void check_bits(void)
+{
+	static const struct {
+		int workers;
+		const char *policy;
+	} settings[] = { { 2, NULL }, { 3, "eager" }, { 4, "lws" }, { 2, "prio" }, { 3, "dmdas" }, { 2, NULL } };
+	struct ref_model ref;
+	size_t n, n_want;
+	float *want;
+
+	ref_create(&ref, "bits", qwen2_moe, 7);
+	want = after_steps(ref.dir, 1, "eager", &n_want);
+	CU_ASSERT(n_want > 1000);
+	for (size_t i = 0; i < MOE_COUNT(settings); i++) {
+		float *got = after_steps(ref.dir, settings[i].workers, settings[i].policy, &n);
+
+		CU_ASSERT(n == n_want && !memcmp(got, want, n * sizeof *got));
+		free(got);
+	}
+	free(want);
+	ref_free(&ref);
+}
+
+static void test_bits(void)
+{
+	exact_table(check_bits);
+	check_bits(); /* the best table */
+}
+
+static void test_mlps(void)
+{
+	exact_then_packed(check_mlps);
+}
+
 static void test_aux_loss(void)
 {
 	exact_then_packed(check_aux_loss);
@@ -393,6 +477,8 @@ static void test_long_document(void)
 const struct moe_test moe_suite_tests[] = {
 	{ "every architecture against plain loops", test_architectures },
 	{ "backwards that end at other layers", test_partly_trained },
+	{ "LoRA of MLPs and shared experts", test_mlps },
+	{ "LoRA of MLPs, same bits", test_bits },
 	{ "auxiliary loss", test_aux_loss },
 	{ "a document of more blocks than handles", test_long_document },
 	{ NULL, NULL },

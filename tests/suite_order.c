@@ -26,13 +26,15 @@ enum buffer {
 	GKV,
 	LORA,
 	LGRAD,
+	MLP,  /* of dense MLPs and shared experts: gate, up, h */
+	GMLP, /* gradients at gate and up, and at the sigmoid */
 	COPY, /* ring of the backward's weights */
 	BUFFERS
 };
 static const char *const buffer_names[] = {
 	"x",	    "qkv",	"o",	  "x_mid",  "hn",      "logits", "lse",	     "row_loss",
 	"grad_out", "grad_mid", "grad_o", "grad_q", "grad_kv", "lora",	 "lora grad",
-	"copies"
+	"mlp",	    "grad_mlp", "copies"
 };
 
 struct access {
@@ -183,6 +185,14 @@ static void lora(int i, int layer, int from, int to, bool write)
 		touch_one(i, LORA, 0, layer, j, -1, write);
 }
 
+/* Memory of a layer's MLP; frozen layers have one for dense and one for shared. */
+static int mlp_memory(int layer)
+{
+	bool moe = g.run->m->decoder.layers[layer].experts != NULL;
+
+	return layer >= g.run->m->tensors.lowest ? layer + 2 : moe;
+}
+
 static void forward(int i, const struct moe_tag *t, int s, const struct moe_batch *b)
 {
 	int l = t->layer, block = t->group, mine = memory(l, false), mid = memory(l, true);
@@ -208,11 +218,20 @@ static void forward(int i, const struct moe_tag *t, int s, const struct moe_batc
 	case MOE_KIND_gather:
 		touch(i, MID, s, mid, 0, moe_token_blocks(b->T), -1, false);
 		break;
-	case MOE_KIND_route:
 	case MOE_KIND_ffn_up:
+		touch(i, MLP, s, mlp_memory(l), block, block + 1, -1, true);
+		lora(i, l, MOE_FFN_TAG + MOE_FFN_GATE, MOE_FFN_TAG + MOE_FFN_UP, false);
+		lora(i, l, MOE_FFN_TAG + MOE_FFN_SIGMOID, MOE_FFN_TAG + MOE_FFN_SIGMOID, false);
+		touch(i, MID, s, mid, block, block + 1, -1, false);
+		break;
+	case MOE_KIND_route:
 		touch(i, MID, s, mid, block, block + 1, -1, false);
 		break;
 	default: /* ffn_down, combine */
+		if (t->kind == MOE_KIND_ffn_down) {
+			touch(i, MLP, s, mlp_memory(l), block, block + 1, -1, false);
+			lora(i, l, MOE_FFN_TAG + MOE_FFN_DOWN, MOE_FFN_TAG + MOE_FFN_DOWN, false);
+		}
 		if (t->kind == MOE_KIND_ffn_down && moe)
 			break;
 		touch(i, MID, s, mid, block, block + 1, -1, false);
@@ -262,6 +281,11 @@ static void backward(int i, const struct moe_tag *t, int s, const struct moe_bat
 	case MOE_KIND_ffn_bwd:
 	case MOE_KIND_combine_bwd:
 		touch(i, GOUT, s, ring, block, block + 1, -1, false);
+		if (t->kind == MOE_KIND_ffn_bwd) {
+			touch(i, MLP, s, mlp_memory(l), block, block + 1, -1, true);
+			touch(i, GMLP, s, mlp_memory(l), block, block + 1, -1, true);
+			lora(i, l, MOE_FFN_TAG, MOE_DENSE_TAGS - 1, false);
+		}
 		if (t->kind == MOE_KIND_ffn_bwd && moe)
 			break;
 		touch(i, MID, s, mine, block, block + 1, -1, false);
@@ -294,6 +318,17 @@ static void backward(int i, const struct moe_tag *t, int s, const struct moe_bat
 		lora(i, l, 0, 2, false);
 		if (l > g.run->m->tensors.lowest)
 			touch(i, GOUT, s, !ring, block, block + 1, -1, true);
+		break;
+	case MOE_KIND_ffn_lora_grad:
+		if (block == MOE_FFN_TAG + MOE_FFN_DOWN) {
+			touch(i, MLP, s, mlp_memory(l), 0, n, -1, false);
+			touch(i, GOUT, s, ring, 0, n, -1, false);
+		} else {
+			touch(i, MID, s, mine, 0, n, -1, false);
+		}
+		touch(i, GMLP, s, mlp_memory(l), 0, n, -1, false);
+		touch_one(i, LGRAD, 0, l, block, -1, true);
+		lora(i, l, block, block, false);
 		break;
 	default: /* linear_grad */
 		touch(i, t->group == 3 ? O : X, s, mine, 0, n, -1, false);
@@ -535,6 +570,17 @@ static void test_moe(void)
 	      6, 3);
 }
 
+static void test_mlps(void)
+{
+	check("{" SHARED COMMON "\"num_hidden_layers\":5,\"mlp_only_layers\":[1,2]}", "all-linear", 512,
+	      mixed, 6, 3);
+	check("{" SHARED COMMON "\"num_hidden_layers\":5,\"mlp_only_layers\":[0,3]}",
+	      "experts,mlp.down_proj,layers.1.mlp.shared_expert.gate_proj,shared_expert_gate", 512, mixed,
+	      6, 3);
+	check("{" SHARED COMMON "\"num_hidden_layers\":4,\"mlp_only_layers\":[2]}",
+	      "layers.2.mlp.up_proj,layers.3.mlp.shared_expert.down_proj", 512, mixed, 6, 3);
+}
+
 static void test_dense_between(void)
 {
 	check("{" PLAIN COMMON "\"num_hidden_layers\":6,\"mlp_only_layers\":[1,2,3]}", ALL, 512,
@@ -585,6 +631,7 @@ static void test_long_documents(void)
 
 const struct moe_test moe_suite_tests[] = {
 	{ "MoE layers with shared experts", test_moe },
+	{ "LoRA of MLPs and shared experts", test_mlps },
 	{ "dense layers between", test_dense_between },
 	{ "frozen layers below", test_frozen_below },
 	{ "rings of the backward's weights", test_rings },

@@ -82,7 +82,7 @@ static void check_configs(void)
 				      "experts,q_proj,k_proj,v_proj,o_proj");
 			if (parts == 1)
 				check_targets(e, model_configs[i].name, ref.dir,
-					      i % 2 ? "experts" : "v_proj");
+					      i % 2 ? "experts" : "v_proj,gate_proj,up_proj,down_proj");
 			ref_free(&ref);
 		}
 		OK(moe_engine_close(e));

@@ -12,10 +12,27 @@ static const char *const lora_names[MOE_LORA_ARRAYS] = {
 };
 static const char *const linear_names[MOE_ATTN_LINEARS] = { "q_proj", "k_proj", "v_proj",
 							    "o_proj" };
+static const char *const ffn_names[MOE_FFN_MATRICES] = { "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+							 "mlp.shared_gate" };
 static const struct {
 	enum moe_param_field field;
 	const char *name;
 } saved[] = { { MOE_VALUE, "value" }, { MOE_MOMENT1, "exp_avg" }, { MOE_MOMENT2, "exp_avg_sq" } };
+
+/* Where out is: A and B of one matrix; returns how many. */
+static size_t pair(const struct moe_param *a, const struct moe_param *b, int layer, const char *name,
+		   struct moe_train_array *out)
+{
+	const struct moe_param *const both[] = { a, b };
+
+	for (int i = 0; out && i < 2; i++) {
+		out[i] = (struct moe_train_array){ .param = (struct moe_param *)both[i],
+						   .pieces = 1,
+						   .piece = both[i]->piece };
+		snprintf(out[i].name, sizeof out[i].name, "layers.%d.%s.lora_%c", layer, name, "ab"[i]);
+	}
+	return 2;
+}
 
 static size_t layer_arrays(const struct moe_decoder_layer *layer, int l,
 			   struct moe_train_array *out)
@@ -37,33 +54,19 @@ static size_t layer_arrays(const struct moe_decoder_layer *layer, int l,
 		}
 		n++;
 	}
-	for (int i = 0; e && e->router_lora && i < 2; i++) {
-		const struct moe_param *p = i ? &e->router_lora->b : &e->router_lora->a;
+	if (e && e->router_lora)
+		n += pair(&e->router_lora->a, &e->router_lora->b, l, "router", out ? out + n : NULL);
+	for (int i = 0; i < MOE_ATTN_LINEARS; i++) {
+		const struct moe_linear *linear = &layer->linear[i];
 
-		if (out) {
-			out[n] = (struct moe_train_array){ .param = (struct moe_param *)p,
-							   .pieces = 1,
-							   .piece = p->piece };
-			snprintf(out[n].name, sizeof out[n].name, "layers.%d.router.lora_%c", l,
-				 i ? 'b' : 'a');
-		}
-		n++;
+		if (linear->r && linear->lora_a.grad)
+			n += pair(&linear->lora_a, &linear->lora_b, l, linear_names[i],
+				  out ? out + n : NULL);
 	}
-	for (int i = 0; i < 2 * MOE_ATTN_LINEARS; i++) {
-		const struct moe_linear *linear = &layer->linear[i / 2];
-		const struct moe_param *p = i % 2 ? &linear->lora_b : &linear->lora_a;
-
-		if (!linear->r || !p->grad)
-			continue;
-		if (out) {
-			out[n] = (struct moe_train_array){ .param = (struct moe_param *)p,
-							   .pieces = 1,
-							   .piece = p->piece };
-			snprintf(out[n].name, sizeof out[n].name, "layers.%d.%s.lora_%c", l,
-				 linear_names[i / 2], i % 2 ? 'b' : 'a');
-		}
-		n++;
-	}
+	for (int i = 0; layer->ffn && i < MOE_FFN_MATRICES; i++)
+		if (moe_ffn_trains(layer->ffn, i))
+			n += pair(&layer->ffn->lora[i].a, &layer->ffn->lora[i].b, l, ffn_names[i],
+				  out ? out + n : NULL);
 	return n;
 }
 

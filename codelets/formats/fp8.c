@@ -97,6 +97,32 @@ static float quantise(int64_t n, int64_t k, const float *x, int64_t ld, uint8_t 
 	return scale;
 }
 
+static enum moe_status shapes(const struct moe_quantised *q, struct moe_stored *s)
+{
+	moe_stored_set(&s->codes, MOE_F8_E4M3, q->n, q->k);
+	moe_stored_set(&s->scale, q->coding.scale, (q->n + q->rows - 1) / q->rows,
+		       moe_groups(&q->coding, q->k));
+	return MOE_OK;
+}
+
+static enum moe_status store(const struct moe_quantised *q, const struct moe_stored *s)
+{
+	moe_store_bytes(q, s->codes.data);
+	moe_store_scales(q, &s->scale);
+	return MOE_OK;
+}
+
+static bool size(const struct moe_array *codes, const struct moe_array *scale, int64_t *n,
+		 int64_t *k)
+{
+	(void)scale;
+	*n = codes->shape[0];
+	*k = codes->shape[1];
+	return codes->ndim == 2;
+}
+
+static const struct moe_code_writer writer = { shapes, store };
+
 extern const struct moe_format moe_format_fp8;
 const struct moe_format moe_format_fp8 = {
 	.name = "fp8",
@@ -108,9 +134,9 @@ const struct moe_format moe_format_fp8 = {
 	.scale = MOE_F32,
 	.quantise = quantise,
 	.layout = {
-		{ ".weight", ".weight_scale_inv", NULL, MOE_F8_E4M3, open },
-		{ ".weight", ".weight_scale", NULL, MOE_F8_E4M3, open },
-		{ "", "_scale_inv", NULL, MOE_F8_E4M3, open },
-		{ "", "_scale", NULL, MOE_F8_E4M3, open },
+		{ ".weight", ".weight_scale_inv", NULL, MOE_F8_E4M3, .writer = &writer, .size = size, .open = open },
+		{ ".weight", ".weight_scale", NULL, MOE_F8_E4M3, .size = size, .open = open },
+		{ "", "_scale_inv", NULL, MOE_F8_E4M3, .writer = &writer, .size = size, .open = open },
+		{ "", "_scale", NULL, MOE_F8_E4M3, .size = size, .open = open },
 	},
 };

@@ -6,6 +6,10 @@
  */
 #include "codelets/format.h"
 
+#include <math.h>
+
+#define GROUP 128
+
 extern const float moe_int4_values[16]; /* int4.c */
 
 static const int awq_shift[8] = { 0, 16, 4, 20, 8, 24, 12, 28 };
@@ -72,14 +76,142 @@ static enum moe_status open(const struct moe_stored *s, struct moe_quantised *q)
 	return MOE_OK;
 }
 
+/* Values from the least to the largest, zero among them; GPTQ's zero points begin at 1. */
+float moe_int4_quantise_zero(int64_t k, const float *x, uint8_t *out, int8_t *zero);
+float moe_int4_quantise_zero(int64_t k, const float *x, uint8_t *out, int8_t *zero)
+{
+	float least = 0, largest = 0, scale;
+	int z;
+
+	for (int64_t i = 0; i < k; i++) {
+		least = MOE_MIN(least, x[i]);
+		largest = MOE_MAX(largest, x[i]);
+	}
+	scale = moe_f16_to_f32(moe_f32_to_f16(largest > least ? (largest - least) / 15 : 1));
+	scale = scale > 0 ? scale : 0x1p-24f;
+	z = (int)MOE_MAX(MOE_MIN(nearbyintf(-least / scale), 15), 1);
+	for (int64_t i = 0; i < k; i++) {
+		float v = nearbyintf(x[i] / scale) + (float)z;
+
+		out[i] = (uint8_t)MOE_MAX(MOE_MIN(v, 15), 0);
+	}
+	*zero = (int8_t)(z - 8);
+	return scale;
+}
+
+static void set_scales(const struct moe_quantised *q, struct moe_stored *s)
+{
+	int64_t groups = moe_groups(&q->coding, q->k);
+
+	moe_stored_set(&s->scale, MOE_F16, groups, q->n);
+	moe_stored_set(&s->zero, MOE_I32, groups, q->n / 8);
+}
+
+static enum moe_status gptq_shapes(const struct moe_quantised *q, struct moe_stored *s)
+{
+	MOE_TRY(moe_stored_multiple(q, 8, MOE_MAX(q->coding.group, 8)));
+	moe_stored_set(&s->codes, MOE_I32, q->k / 8, q->n);
+	set_scales(q, s);
+	s->more = (struct moe_array){ .dtype = MOE_I32, .ndim = 1, .shape = { q->k } };
+	return MOE_OK;
+}
+
+static enum moe_status awq_shapes(const struct moe_quantised *q, struct moe_stored *s)
+{
+	MOE_TRY(moe_stored_multiple(q, 8, MOE_MAX(q->coding.group, 8)));
+	moe_stored_set(&s->codes, MOE_I32, q->k, q->n / 8);
+	set_scales(q, s);
+	return MOE_OK;
+}
+
+/* Scales, and zero points from `least` on, less that much. */
+static enum moe_status store_scales(const struct moe_quantised *q, const struct moe_stored *s,
+				    int least, const int shift[8])
+{
+	uint32_t *zeros = s->zero.data;
+
+	memset(zeros, 0, (size_t)(s->zero.shape[0] * s->zero.shape[1]) * 4);
+	for (int64_t g = 0; g < s->scale.shape[0]; g++)
+		for (int64_t n = 0; n < q->n; n++) {
+			int z = (q->coding.zero ? q->reader->zero(q, n, g) : 0) + 8 - least;
+
+			if (z < 0 || z > 15)
+				return moe_fail(MOE_ERR_UNSUPPORTED,
+						"row %lld, column %lld has the zero point %d; %d "
+						"to %d can be stored",
+						(long long)n, (long long)(g * q->coding.group),
+						z + least, least, least + 15);
+			zeros[(g * q->n + n) / 8] |= (uint32_t)z << shift[n % 8];
+			moe_scale_put(s->scale.data, s->scale.dtype, g * q->n + n,
+				      q->reader->scale(q, n, g));
+		}
+	return MOE_OK;
+}
+
+static enum moe_status gptq_store(const struct moe_quantised *q, const struct moe_stored *s)
+{
+	static const int shift[8] = { 0, 4, 8, 12, 16, 20, 24, 28 };
+	uint32_t *to = s->codes.data;
+	uint8_t codes[8];
+
+	for (int64_t n = 0; n < q->n; n++)
+		for (int64_t k = 0; k < q->k; k += 8) {
+			uint32_t word = 0;
+
+			q->reader->codes(q, n, k, 8, codes);
+			for (int i = 0; i < 8; i++)
+				word |= (uint32_t)codes[i] << shift[i];
+			to[k / 8 * q->n + n] = word;
+		}
+	for (int64_t k = 0; k < q->k; k++)
+		((int32_t *)s->more.data)[k] = (int32_t)(k / q->coding.group);
+	return store_scales(q, s, 1, shift);
+}
+
+static enum moe_status awq_store(const struct moe_quantised *q, const struct moe_stored *s)
+{
+	uint32_t *to = s->codes.data;
+	uint8_t codes[256];
+
+	memset(to, 0, (size_t)(q->k * (q->n / 8)) * 4);
+	for (int64_t n = 0; n < q->n; n++)
+		for (int64_t k0 = 0; k0 < q->k; k0 += 256) {
+			int64_t k = MOE_MIN(256, q->k - k0);
+
+			q->reader->codes(q, n, k0, k, codes);
+			for (int64_t i = 0; i < k; i++)
+				to[((k0 + i) * q->n + n) / 8] |= (uint32_t)codes[i]
+								 << awq_shift[n % 8];
+		}
+	return store_scales(q, s, 0, awq_shift);
+}
+
+/* Rows are known by the scales; AWQ packs rows, GPTQ columns. */
+static bool size(const struct moe_array *codes, const struct moe_array *scale, int64_t *n,
+		 int64_t *k)
+{
+	if (codes->ndim != 2 || scale->ndim != 2)
+		return false;
+	*n = scale->shape[1];
+	*k = codes->shape[1] == *n ? 8 * codes->shape[0] : codes->shape[0];
+	return true;
+}
+
+static const struct moe_code_writer gptq_writer = { gptq_shapes, gptq_store };
+static const struct moe_code_writer awq_writer = { awq_shapes, awq_store };
+
 extern const struct moe_format moe_format_gptq;
 const struct moe_format moe_format_gptq = {
 	.name = "gptq",
 	.bits = 4,
 	.codes = MOE_CODES_TABLE,
 	.values = moe_int4_values,
+	.rows = 1,
+	.group = GROUP,
 	.scale = MOE_F16,
-	.layout = {
-		{ ".qweight", ".scales", ".qzeros", MOE_I32, open },
+	.quantise_zero = moe_int4_quantise_zero,
+	.layout = { /* either is read as what its shapes say */
+		{ ".qweight", ".scales", ".qzeros", MOE_I32, .more = ".g_idx", .writer = &gptq_writer, .size = size, .open = open },
+		{ ".qweight", ".scales", ".qzeros", MOE_I32, .name = "awq", .writer = &awq_writer, .size = size, .open = open },
 	},
 };

@@ -12,6 +12,7 @@
 #define GROUP 32
 
 extern const float moe_int4_values[16];
+float moe_int4_quantise_zero(int64_t k, const float *x, uint8_t *codes, int8_t *zero); /* gptq.c */
 const float moe_int4_values[16] = { -8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7 };
 
 static void codes(const struct moe_quantised *q, int64_t row, int64_t k0, int64_t k, uint8_t *out)
@@ -83,6 +84,73 @@ static float quantise(int64_t n, int64_t k, const float *x, int64_t ld, uint8_t 
 	return scale;
 }
 
+static enum moe_status shapes(const struct moe_quantised *q, struct moe_stored *s)
+{
+	int64_t groups = moe_groups(&q->coding, q->k);
+
+	MOE_TRY(moe_stored_multiple(q, 1, q->coding.group));
+	moe_stored_set(&s->codes, MOE_I32, q->n, (q->k + 7) / 8);
+	moe_stored_set(&s->scale, q->coding.scale, q->n, groups);
+	if (q->coding.zero)
+		moe_stored_set(&s->zero, MOE_I32, (q->n + 7) / 8, groups);
+	s->more = (struct moe_array){ .dtype = MOE_I64, .ndim = 1, .shape = { 2 } };
+	return MOE_OK;
+}
+
+/* Zeros as GPTQ's may be beyond 4 bits. */
+static enum moe_status store_zeros(const struct moe_quantised *q, uint32_t *to)
+{
+	int64_t groups = moe_groups(&q->coding, q->k);
+
+	for (int64_t n = 0; n < q->n; n++)
+		for (int64_t g = 0; g < groups; g++) {
+			int z = q->reader->zero(q, n, g) + 8;
+
+			if (z < 0 || z > 15)
+				return moe_fail(MOE_ERR_UNSUPPORTED,
+						"row %lld, column %lld has the zero point %d, "
+						"beyond 4 bits",
+						(long long)n, (long long)(g * q->coding.group), z);
+			to[n / 8 * groups + g] |= (uint32_t)z << n % 8 * 4;
+		}
+	return MOE_OK;
+}
+
+static enum moe_status store(const struct moe_quantised *q, const struct moe_stored *s)
+{
+	int64_t words = s->codes.shape[1];
+	uint8_t *to = s->codes.data, codes[256];
+
+	memset(to, 0, (size_t)(q->n * words) * 4);
+	for (int64_t n = 0; n < q->n; n++, to += words * 4)
+		for (int64_t k0 = 0; k0 < q->k; k0 += 256) {
+			int64_t k = MOE_MIN(256, q->k - k0);
+
+			q->reader->codes(q, n, k0, k, codes);
+			for (int64_t i = 0; i < k; i++)
+				to[(k0 + i) / 2] |= (uint8_t)(codes[i] << i % 2 * 4);
+		}
+	moe_store_scales(q, &s->scale);
+	((int64_t *)s->more.data)[0] = q->n;
+	((int64_t *)s->more.data)[1] = q->k;
+	if (!q->coding.zero)
+		return MOE_OK;
+	memset(s->zero.data, 0, (size_t)(s->zero.shape[0] * s->zero.shape[1]) * 4);
+	return store_zeros(q, s->zero.data);
+}
+
+/* Columns that are no multiple of 8 cannot be told: the last word is taken as full. */
+static bool size(const struct moe_array *codes, const struct moe_array *scale, int64_t *n,
+		 int64_t *k)
+{
+	(void)scale;
+	*n = codes->shape[0];
+	*k = 8 * codes->shape[1];
+	return codes->ndim == 2;
+}
+
+static const struct moe_code_writer writer = { shapes, store };
+
 extern const struct moe_format moe_format_int4;
 const struct moe_format moe_format_int4 = {
 	.name = "int4",
@@ -93,8 +161,10 @@ const struct moe_format moe_format_int4 = {
 	.group = GROUP,
 	.scale = MOE_BF16,
 	.quantise = quantise,
+	.quantise_zero = moe_int4_quantise_zero,
 	.layout = {
-		{ ".weight_packed", ".weight_scale", ".weight_zero_point", MOE_I32, open },
-		{ "_packed", "_scale", "_zero_point", MOE_I32, open },
+		{ ".weight_packed", ".weight_scale", ".weight_zero_point", MOE_I32,
+		  .more = ".weight_shape", .writer = &writer, .size = size, .open = open },
+		{ "_packed", "_scale", "_zero_point", MOE_I32, .size = size, .open = open },
 	},
 };

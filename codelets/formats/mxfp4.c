@@ -73,6 +73,57 @@ static float quantise(int64_t n, int64_t k, const float *x, int64_t ld, uint8_t 
 	return scale;
 }
 
+static void set_scale(const struct moe_quantised *q, struct moe_stored *s)
+{
+	moe_stored_set(&s->scale, MOE_SCALE_UE8M0, q->n, q->k / GROUP);
+}
+
+static enum moe_status shapes(const struct moe_quantised *q, struct moe_stored *s)
+{
+	MOE_TRY(moe_stored_multiple(q, 1, GROUP));
+	moe_stored_set(&s->codes, MOE_U8, q->n, q->k / 2);
+	set_scale(q, s);
+	return MOE_OK;
+}
+
+static enum moe_status block_shapes(const struct moe_quantised *q, struct moe_stored *s)
+{
+	MOE_TRY(moe_stored_multiple(q, 1, GROUP));
+	s->codes.dtype = MOE_U8;
+	s->codes.ndim = 3;
+	s->codes.shape[0] = q->n;
+	s->codes.shape[1] = q->k / GROUP;
+	s->codes.shape[2] = GROUP / 2;
+	set_scale(q, s);
+	return MOE_OK;
+}
+
+static enum moe_status store(const struct moe_quantised *q, const struct moe_stored *s)
+{
+	uint8_t *to = s->codes.data, codes[GROUP];
+
+	for (int64_t n = 0; n < q->n; n++)
+		for (int64_t k = 0; k < q->k; k += GROUP) {
+			q->reader->codes(q, n, k, GROUP, codes);
+			for (int i = 0; i < GROUP; i += 2)
+				*to++ = (uint8_t)(codes[i] | codes[i + 1] << 4);
+		}
+	moe_store_scales(q, &s->scale);
+	return MOE_OK;
+}
+
+static bool size(const struct moe_array *codes, const struct moe_array *scale, int64_t *n,
+		 int64_t *k)
+{
+	(void)scale;
+	*n = codes->shape[0];
+	*k = codes->ndim == 3 ? GROUP * codes->shape[1] : 2 * codes->shape[1];
+	return codes->ndim == 3 || codes->ndim == 2;
+}
+
+static const struct moe_code_writer writer = { shapes, store };
+static const struct moe_code_writer block_writer = { block_shapes, store };
+
 extern const struct moe_format moe_format_mxfp4;
 const struct moe_format moe_format_mxfp4 = {
 	.name = "mxfp4",
@@ -84,7 +135,7 @@ const struct moe_format moe_format_mxfp4 = {
 	.scale = MOE_SCALE_UE8M0,
 	.quantise = quantise,
 	.layout = {
-		{ "_blocks", "_scales", NULL, MOE_U8, open },
-		{ ".weight_packed", ".weight_scale", NULL, MOE_U8, open },
+		{ "_blocks", "_scales", NULL, MOE_U8, .writer = &block_writer, .size = size, .open = open },
+		{ ".weight_packed", ".weight_scale", NULL, MOE_U8, .writer = &writer, .size = size, .open = open },
 	},
 };

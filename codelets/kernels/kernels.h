@@ -137,8 +137,8 @@ struct moe_expert_grad {
 struct moe_attention {
 	int T, heads, kv_heads, dim; /* q, o [T, heads, dim]; k, v [T, kv_heads, dim] */
 	float scale;		     /* of q k^T */
-	const int32_t
-		*doc_start; /* [T] first token of the token's document: keys doc_start[i]..i */
+	int past; /* keys before the first row's own: k and v have past + T rows. 0 in a backward */
+	const int32_t *doc_start; /* [T] first key of the row's document: row i sees doc_start[i]..past + i */
 	const float *q, *k, *v;
 	float *o, *lse;	     /* lse [heads, T]: log-sum-exp of the scaled scores */
 	const float *grad_o; /* [T, heads, dim] */

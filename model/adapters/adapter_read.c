@@ -152,8 +152,8 @@ static enum moe_status place_tensor(struct moe_adapter_input *in, const struct m
 	if (!slot)
 		return moe_fail(
 			MOE_ERR_UNSUPPORTED,
-			"tensor '%.200s' cannot be used: adapters of q_proj, k_proj, v_proj, "
-			"o_proj, gate, shared_expert_gate and routed experts can",
+			"tensor '%.200s' cannot be used: adapters of q_proj, k_proj, v_proj, o_proj, "
+			"gate, shared_expert_gate, MLPs and routed experts can",
 			t->name);
 	if (*slot) /* "01" and "1" are one layer */
 		return moe_fail(MOE_ERR_FORMAT, "tensors '%.200s' and '%.200s' are the same",

@@ -167,6 +167,16 @@ static enum moe_status choose_expression(struct choice *c, const char *text,
 	return found ? MOE_OK : no_match(arch, text);
 }
 
+/* Shared experts, or dense layers, whose MLPs PEFT can name. */
+static bool has_mlps(const struct moe_arch *arch, bool shared)
+{
+	bool any = shared && arch->n_experts && arch->shared_intermediate;
+
+	for (int l = 0; !shared && l < arch->n_layers; l++)
+		any |= !arch->layer_is_moe[l];
+	return any && !is_fused_by_peft(arch);
+}
+
 enum moe_status moe_targets_resolve(const char *text, const struct moe_arch *arch,
 				    struct moe_targets *out)
 {
@@ -185,6 +195,13 @@ enum moe_status moe_targets_resolve(const char *text, const struct moe_arch *arc
 		MOE_TRY(choose_list(&c, attention, arch));
 		if (arch->n_experts)
 			MOE_TRY(choose_list(&c, "experts", arch));
+		if (has_mlps(arch, true))
+			MOE_TRY(choose_list(&c,
+					    "shared_expert.gate_proj,shared_expert.up_proj,"
+					    "shared_expert.down_proj,shared_expert_gate",
+					    arch));
+		if (has_mlps(arch, false))
+			MOE_TRY(choose_list(&c, "mlp.gate_proj,mlp.up_proj,mlp.down_proj", arch));
 	} else if (moe_pattern_is_expression(text)) {
 		MOE_TRY(choose_expression(&c, text, arch));
 	} else {

@@ -38,6 +38,20 @@ def save_tensors(path, arrays, metadata):
             file.write(data)
 
 
+def read_tensors(folder):
+    """name -> (file, dtype, shape, bytes)"""
+    found = {}
+    for name in sorted(n for n in os.listdir(folder) if n.endswith(".safetensors")):
+        with open(os.path.join(folder, name), "rb") as file:
+            data = file.read()
+        size = struct.unpack("<Q", data[:8])[0]
+        for key, entry in json.loads(data[8 : 8 + size]).items():
+            if key != "__metadata__":
+                begin, end = (8 + size + at for at in entry["data_offsets"])
+                found[key] = (name, entry["dtype"], entry["shape"], data[begin:end])
+    return found
+
+
 def save_tokens(path, documents, trained=True, packs=None, **more):
     """One document a row, or packs of that many; every token but the first is trained, or none. more: metadata."""
     ids = [token for document in documents for token in document]

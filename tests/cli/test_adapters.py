@@ -12,24 +12,10 @@ import subprocess
 import time
 import unittest
 
-from support import MODEL, ROOT, TOOL, Case, environment, save_tensors
+from support import MODEL, ROOT, TOOL, Case, environment, read_tensors, save_tensors
 
 FAULT = os.environ.get("MOESAIC_FAULT")
 FORMS = ("peft", "per-expert", "kt")
-
-
-def read_tensors(folder):
-    """name -> (file, dtype, shape, bytes)"""
-    found = {}
-    for name in sorted(n for n in os.listdir(folder) if n.endswith(".safetensors")):
-        with open(os.path.join(folder, name), "rb") as file:
-            data = file.read()
-        size = struct.unpack("<Q", data[:8])[0]
-        for key, entry in json.loads(data[8 : 8 + size]).items():
-            if key != "__metadata__":
-                begin, end = (8 + size + at for at in entry["data_offsets"])
-                found[key] = (name, entry["dtype"], entry["shape"], data[begin:end])
-    return found
 
 
 class Adapters(Case):
@@ -89,7 +75,7 @@ class Adapters(Case):
             self.assertEqual(got, want)
         self.out = self.path("continued")
         self.good(*self.train_arguments("--adapter", self.path("router"), "--max-steps", 2, "--warmup-ratio", 0,
-                                        "--learning-rate", 1e-2))  # fmt: skip
+                                        "--lora-rank", 2, "--learning-rate", 1e-2))  # fmt: skip
         found = json.loads(self.good("inspect", self.out, "--json").stdout)["targets"]
         self.assertEqual([(t["target"], t["layers"], t["rank"]) for t in found], [("gate", 1, 2)])
         before, after = read_tensors(self.path("router")), read_tensors(self.out)
@@ -131,10 +117,14 @@ class Adapters(Case):
             ("convert {a}", ["IN and OUT", "1 given"]),
             ("convert {a} {d}/new", ["--adapter-format peft|per-expert|kt is missing"]),
             ("convert {a} {d}/new --adapter-format vllm", ["expected peft|per-expert|kt"]),
-            ("convert {a} {d}/new --weights int8", ["--weights", "not in this version yet"]),
+            ("convert {a} {d}/new --weights int8", ["is an adapter", "--adapter-format F for adapters"]),
             ("convert {d}/absent {d}/new --adapter-format kt", ["absent: no such folder"]),
-            ("convert {d}/nothing {d}/new --adapter-format kt", ["nothing", "no adapter_config.json"]),
-            ("convert {m} {d}/new --adapter-format kt", ["is a model", "not in this version yet"]),
+            ("convert {d}/nothing {d}/new --adapter-format kt", ["nothing", "no adapter_config.json and no config.json"]),
+            ("convert {m} {d}/new --adapter-format kt", ["is a model", "--weights F for models"]),
+            ("convert {m} {d}/new", ["--weights int8|int4", "is missing"]),
+            ("convert {m} {d}/new --weights int5", ["expected int8|int4"]),
+            ("convert {m} {d}/full --weights int8", ["full: exists and is not empty"]),
+            ("convert {m} {m}/new --weights int8", ["lies in the input's folder"]),
             ("convert {d}/dora {d}/new --adapter-format kt", ["dora", "use_dora is not implemented"]),
             ("convert {d}/ranks {d}/new --adapter-format kt", ["ranks", "rank 4", "configuration 8"]),
             ("convert {d}/prefix {d}/new --adapter-format kt", ["peft_type 'PREFIX_TUNING'"]),
@@ -157,6 +147,7 @@ class Adapters(Case):
             ("merge --model {d}/quantised --adapter {a} --output-dir {d}/new", ["is I16", "can be merged", "bf16"]),
             ("merge --model {m} --adapter {a} --output-dir {d}/full", ["full: exists and is not empty"]),
             ("merge --model {m} --adapter {a} --output-dir {m}", ["the base model's folder"]),
+            ("merge --model {m} --adapter {a} --output-dir {m}/a/b", ["the base model's folder"]),
             ("merge --model {m} --adapter {a} --output-dir {d}/new --weights int8", ["not in this version yet"]),
             ("merge --model {m} --adapter {a} --output-dir {d}/new --max-shard-size much", ["is not a size"]),
             ("inspect", ["one FILE or DIR is expected, 0 given"]),

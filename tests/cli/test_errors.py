@@ -222,8 +222,8 @@ class Errors(Case):
         for row in rows:
             with self.subTest(row[0]):
                 met.add(self.line(row))
-        if rows is ROWS:
-            return
+        if len(rows) == len(ROWS):
+            return  # without the Python side some texts cannot be met
         missing = [
             text for text in texts() - BEYOND.keys() if not any(pattern(text).match(line) for line in met)
         ]

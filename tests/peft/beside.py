@@ -27,7 +27,7 @@ MODELS = {
     "qwen3_moe": {"moe_intermediate_size": 32, "intermediate_size": 96, "num_experts": 4, "head_dim": 16,
                   "mlp_only_layers": [0], "norm_topk_prob": True},
     "qwen2_moe": {"moe_intermediate_size": 32, "intermediate_size": 96, "num_experts": 4,
-                  "shared_expert_intermediate_size": 48, "norm_topk_prob": False},
+                  "shared_expert_intermediate_size": 48, "mlp_only_layers": [0], "norm_topk_prob": False},
     "mixtral": {"intermediate_size": 48, "num_local_experts": 4, "head_dim": 16},
     "olmoe": {"intermediate_size": 48, "num_experts": 4, "num_key_value_heads": 4},
 }  # fmt: skip

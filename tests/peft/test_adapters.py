@@ -74,6 +74,8 @@ TRAINED = {
     "one layer": (["--lora-target", "layers.1.self_attn.q_proj,layers.2.mlp.experts.down_proj"], True),
     "expression": (["--lora-target", r".*layers\.[12]\.self_attn\.(k|v)_proj"], True),
     "attention": (["--lora-target", "q_proj,k_proj,v_proj,o_proj"], True),
+    "all-linear": (["--lora-target", "all-linear"], True),
+    "all-linear, rslora": (["--lora-target", "all-linear", "--rslora"], True),
 }
 
 
@@ -95,8 +97,6 @@ class ToPeft(Case):
     def test_peft(self):
         for kind in MODELS:
             for name in TRAINED:
-                if kind == "qwen2_moe" and name in ("list", "gate and up", "down"):
-                    continue  # PEFT adapts the shared expert then, which is not trained here yet
                 with self.subTest(f"{kind}: {name}"):
                     self.check(kind, name, "peft")
 

@@ -51,14 +51,19 @@ class Training(Case):
         self.assertGreater(relative(self.ours(model, start)[0], want), 5e-3, "training changed nothing")
 
     def test_same_course(self):
-        for kind in ("qwen3_moe", "mixtral", "olmoe"):
+        for kind in ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe"):
             for name in ("all-linear", "router", "list", "parameters", "one layer"):
                 with self.subTest(f"{kind}: {name}"):
                     self.check(kind, name)
 
     def test_a_new_adapter(self):
         """all-linear from nothing: PEFT opens it, counts the same, and resuming has the same bits."""
-        model = self.model("qwen3_moe")
+        for kind in ("qwen3_moe", "qwen2_moe"):
+            with self.subTest(kind):
+                self.check_new(kind)
+
+    def check_new(self, kind):
+        model = self.model(kind)
         whole = self.train(model, "--lora-target", "all-linear", "--lora-rank", 4, "--save-steps", 2, "--max-steps", 4)
         got, counts = self.ours(model, whole)
         self.assertGreater(counts["gates"], 0)

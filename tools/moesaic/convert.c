@@ -1,19 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* moesaic convert: an adapter in another form. */
+/* moesaic convert: the weights of a model in another format, or an adapter in another form. */
 #include "tools/moesaic/commands.h"
+#include "tools/moesaic/work.h"
 
 #include <cjson/cJSON.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 static const struct option what[] = {
+	{ "weights", OPTION_CHOICE, OPTION_COMMON, "int8|int4|fp8|mxfp4|gptq|awq|bf16|f16|f32",
+	  NULL, "format of a model's weights", 0, 0, "", NULL },
+	{ "layers", OPTION_CHOICE, OPTION_COMMON, "experts|linear", NULL,
+	  "what becomes so: experts, or all projections (fp8: linear, other formats: experts)", 0,
+	  0, "", NULL },
+	{ "max-shard-size", OPTION_SIZE, OPTION_COMMON, "SIZE", "5GB",
+	  "split files that are larger", 1, 0, "", NULL },
+	{ "threads", OPTION_INT, OPTION_COMMON, "N", NULL, "how many (all CPUs)", 1, 4096,
+	  "workers", NULL },
 	{ "adapter-format", OPTION_CHOICE, OPTION_COMMON, "peft|per-expert|kt", NULL,
-	  "form of the adapter's files", 0, 0, "", NULL },
+	  "form of an adapter's files", 0, 0, "", NULL },
 	{ "model", OPTION_TEXT, OPTION_COMMON, "DIR", NULL,
-	  "base model: checks the adapter, gives its names (Mixtral)", 0, 0, "model-name-or-path",
-	  NULL },
-	{ "weights", OPTION_CHOICE, OPTION_COMMON, "keep|bf16|int8|int4", NULL,
-	  "format of a model's weights", 0, 0, "", "" },
+	  "base model of an adapter: checks it, gives its names (Mixtral)", 0, 0,
+	  "model-name-or-path", NULL },
 	{ .name = NULL },
 };
 
@@ -32,7 +40,8 @@ static bool has_file(const char *dir, const char *name)
 	return there;
 }
 
-static int check(const struct settings *s)
+/* What IN is: *model. An exit code after an error line. */
+static int check(const struct settings *s, bool *model)
 {
 	const char *in = s->operands[0];
 
@@ -40,18 +49,33 @@ static int check(const struct settings *s)
 		return cli_fail(CLI_USAGE, "IN and OUT are expected, %d given", s->n_operands);
 	if (access(in, R_OK))
 		return cli_fail(CLI_USAGE, "%s: no such folder", in);
-	if (!has_file(in, "adapter_config.json"))
+	*model = !has_file(in, "adapter_config.json");
+	if (*model && !has_file(in, "config.json"))
 		return cli_fail(CLI_USAGE,
-				has_file(in, "config.json")
-					? "%s is a model: converting weights is not in this version yet"
-					: "%s: it has no adapter_config.json, so it is no adapter",
+				"%s: it has no adapter_config.json and no config.json, so it "
+				"is neither an adapter nor a model",
 				in);
-	if (!settings_has(s, "adapter-format"))
+	if (*model && settings_has(s, "adapter-format"))
+		return cli_fail(CLI_USAGE,
+				"%s is a model: --adapter-format is for adapters, --weights F "
+				"for models",
+				in);
+	if (!*model && settings_has(s, "weights"))
+		return cli_fail(CLI_USAGE,
+				"%s is an adapter: --weights is for models, --adapter-format F "
+				"for adapters",
+				in);
+	if (!*model && !settings_has(s, "adapter-format"))
 		return cli_fail(CLI_USAGE, "--adapter-format peft|per-expert|kt is missing");
+	if (*model && !settings_has(s, "weights"))
+		return cli_fail(CLI_USAGE,
+				"--weights int8|int4|fp8|mxfp4|gptq|awq|bf16|f16|f32 is missing");
 	return 0;
 }
 
-static void print(const struct settings *s, const struct moe_convert_result *r)
+/* ---- adapters ---- */
+
+static void print_adapter(const struct settings *s, const struct moe_convert_result *r)
 {
 	cJSON *o;
 	char *text;
@@ -70,29 +94,109 @@ static void print(const struct settings *s, const struct moe_convert_result *r)
 	}
 }
 
-static int run(struct settings *s, int argc, char **argv)
+static int run_adapter(const struct settings *s)
 {
 	struct moe_convert_result r = { .struct_size = sizeof r };
 	struct moe_convert_params p = { .struct_size = sizeof p };
 	enum moe_status st;
-	int rc = check(s);
 
-	(void)argc, (void)argv;
-	if (rc)
-		return rc;
 	p.in = s->operands[0];
 	p.out = s->operands[1];
 	p.adapter_format = settings_text(s, "adapter-format");
 	p.model = settings_text(s, "model");
 	st = moe_convert_adapter(&p, &r);
 	if (st == MOE_OK)
-		print(s, &r);
+		print_adapter(s, &r);
 	return cli_status(st);
+}
+
+/* ---- weights ---- */
+
+static void print_json(const struct settings *s, const struct moe_convert_model_result *r)
+{
+	cJSON *o = cJSON_CreateObject();
+	char *text;
+
+	cJSON_AddStringToObject(o, "output_dir", s->operands[1]);
+	cJSON_AddStringToObject(o, "weights", settings_text(s, "weights"));
+	cJSON_AddNumberToObject(o, "tensors", (double)r->tensors);
+	cJSON_AddNumberToObject(o, "converted", (double)r->converted);
+	cJSON_AddNumberToObject(o, "kept", (double)r->kept);
+	cJSON_AddNumberToObject(o, "files", (double)r->shards);
+	cJSON_AddNumberToObject(o, "resumed", (double)r->resumed);
+	cJSON_AddNumberToObject(o, "bytes_in", (double)r->bytes_in);
+	cJSON_AddNumberToObject(o, "bytes", (double)r->bytes);
+	cJSON_AddNumberToObject(o, "error", r->error);
+	cJSON_AddNumberToObject(o, "worst_error", r->worst_error);
+	cJSON_AddStringToObject(o, "worst", r->worst);
+	cJSON_AddNumberToObject(o, "seconds", r->seconds);
+	text = cJSON_PrintUnformatted(o);
+	puts(text ? text : "{}");
+	cJSON_free(text);
+	cJSON_Delete(o);
+}
+
+static void print_model(const struct settings *s, const struct moe_convert_model_result *r)
+{
+	if (settings_on(s, "json")) {
+		print_json(s, r);
+		return;
+	}
+	if (settings_on(s, "quiet"))
+		return;
+	printf("%lld matrices to %s, %.2f GiB to %.2f GiB in %lld %s, %.1f s: %s\n",
+	       (long long)r->converted, settings_text(s, "weights"), (double)r->bytes_in / 0x1p30,
+	       (double)r->bytes / 0x1p30, (long long)r->shards, r->shards == 1 ? "file" : "files",
+	       r->seconds, s->operands[1]);
+	if (r->resumed)
+		printf("%lld %s from an earlier run, checksums verified\n", (long long)r->resumed,
+		       r->resumed == 1 ? "file is" : "files are");
+	if (r->kept)
+		printf("%lld matrices: the codes they had, exactly\n", (long long)r->kept);
+	if (r->worst_error > 0)
+		printf("relative error (L2) %.3g, at most %.3g in %s\n", r->error, r->worst_error,
+		       r->worst);
+}
+
+static int run_model(const struct settings *s)
+{
+	struct moe_convert_model_result r = { .struct_size = sizeof r };
+	struct moe_convert_model_params p = {
+		.struct_size = sizeof p,
+		.in = s->operands[0],
+		.out = s->operands[1],
+		.weights = settings_text(s, "weights"),
+		.layers = settings_text(s, "layers"),
+		.max_shard_bytes = settings_int(s, "max-shard-size"),
+		.threads = (int)settings_int(s, "threads"),
+		.progress = work_progress,
+	};
+	struct work w;
+	enum moe_status st;
+
+	work_begin(&w, s, "converting");
+	p.user = &w;
+	st = moe_convert_model(&p, &r);
+	work_end(&w);
+	if (st == MOE_OK)
+		print_model(s, &r);
+	return cli_status(st);
+}
+
+static int run(struct settings *s, int argc, char **argv)
+{
+	bool model = false;
+	int rc = check(s, &model);
+
+	(void)argc, (void)argv;
+	if (rc)
+		return rc;
+	return model ? run_model(s) : run_adapter(s);
 }
 
 const struct command command_convert = {
 	.name = "convert",
-	.summary = "an adapter in another form",
+	.summary = "weights in another format, an adapter in another form",
 	.operands = "IN OUT",
 	.groups = groups,
 	.run = run,

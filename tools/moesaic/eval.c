@@ -57,7 +57,7 @@ static int evaluate(const struct settings *s, const char *tokens)
 {
 	struct tool_model m = { 0 };
 	struct moe_eval_result r = { .struct_size = sizeof r };
-	int rc = tool_model_open_inference(&m, s, settings_int(s, "batch-tokens"));
+	int rc = tool_model_open_inference(&m, s, settings_int(s, "batch-tokens"), false);
 
 	rc = rc ? rc : cli_status(moe_evaluate(m.model, tokens, &r));
 	if (!rc && settings_on(s, "json"))

@@ -81,13 +81,13 @@ static void show(const struct generator *g, char *text, char **all)
 	*all = longer;
 }
 
-/* The token after ids[0..n). The one place to change for a KV cache. */
-static int next_token(struct generator *g, const int32_t *ids, int64_t n, int32_t *next)
+/* The token after ids[0..n), of which the model has seen the first `past`. */
+static int next_token(struct generator *g, const int32_t *ids, int64_t n, int64_t past, int32_t *next)
 {
 	struct moe_array out = {
 		.data = g->logits, .dtype = MOE_F32, .ndim = 2, .shape = { 1, g->model.info.vocab }
 	};
-	enum moe_status st = moe_model_logits(g->model.model, ids, n, NULL, 1, &out);
+	enum moe_status st = moe_model_next(g->model.model, ids + past, n - past, past, &out);
 
 	if (st != MOE_OK)
 		return cli_status(st);
@@ -112,7 +112,7 @@ static int continue_text(struct generator *g, int32_t *ids, int64_t n, int64_t *
 	     ++*made) {
 		int32_t id = 0;
 
-		rc = next_token(g, ids, n + *made, &id);
+		rc = next_token(g, ids, n + *made, *made ? n + *made - 1 : 0, &id);
 		if (rc || is_end(g, id))
 			break;
 		ids[n + *made] = id;
@@ -146,7 +146,7 @@ static void print_json(const char *prompt, const char *text, int64_t n_prompt, i
 
 static int open_model(struct generator *g, int64_t tokens)
 {
-	int rc = tool_model_open_inference(&g->model, g->s, tokens);
+	int rc = tool_model_open_inference(&g->model, g->s, tokens, true);
 	size_t vocab = (size_t)g->model.info.vocab;
 
 	if (rc)

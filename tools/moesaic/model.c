@@ -95,9 +95,10 @@ static int open_both(struct tool_model *m, const struct settings *s, struct moe_
 	return cli_status(st);
 }
 
-int tool_model_open_inference(struct tool_model *m, const struct settings *s, int64_t max_tokens)
+int tool_model_open_inference(struct tool_model *m, const struct settings *s, int64_t max_tokens, bool text)
 {
 	struct moe_model_params p = { .inference_only = 1,
+				      .keep_text = text,
 				      .max_tokens = (int)max_tokens,
 				      .weights = settings_text(s, "weights") };
 
@@ -254,9 +255,17 @@ void tool_model_describe(const struct tool_model *m, const struct settings *s, F
 		fprintf(to, " (rank %d; %d experts x %d layers x %s)", i->expert_rank, i->experts,
 			i->moe_layers,
 			grouped(i->expert_lora_params / ((int64_t)i->experts * i->moe_layers)));
-	if (i->other_lora_params)
-		fprintf(to, "\nrouter       %s trainable (rank %d); ", grouped(i->other_lora_params),
-			i->lora_rank ? i->lora_rank : i->expert_rank);
+	if (i->shared_params)
+		fprintf(to, "\nshared       %s trainable", grouped(i->shared_lora_params));
+	if (i->shared_lora_params)
+		fprintf(to, " (rank %d)", i->lora_rank);
+	if (i->dense_params)
+		fprintf(to, "\ndense MLPs   %s trainable", grouped(i->dense_lora_params));
+	if (i->dense_lora_params)
+		fprintf(to, " (rank %d)", i->lora_rank);
+	if (i->router_lora_params)
+		fprintf(to, "\nrouter       %s trainable (rank %d); ", grouped(i->router_lora_params),
+			i->lora_rank);
 	else
 		fprintf(to, "\nrouter       frozen; ");
 	fprintf(to, "auxiliary loss coefficient %g (%s)\n",

@@ -16,7 +16,7 @@ struct tool_model {
 /* What can be refused without opening anything: --model, --adapter, --numa. */
 int tool_model_check(const struct settings *s);
 /* max_tokens 0: the library's default. Prints its own errors. */
-int tool_model_open_inference(struct tool_model *m, const struct settings *s, int64_t max_tokens);
+int tool_model_open_inference(struct tool_model *m, const struct settings *s, int64_t max_tokens, bool text);
 /* With the method's flags; writes what the adapter decided back into them. */
 int tool_model_open_training(struct tool_model *m, struct settings *s, const char *token_file);
 /* The parameters that the method's flags mean, and the text that lora_targets points to: free it.

@@ -2,7 +2,6 @@
 /* Does a token file belong to this model and these settings? */
 #include "tools/moesaic/commands.h"
 #include "tools/moesaic/python.h"
-#include "tools/moesaic/sha256.h"
 
 #include <cjson/cJSON.h>
 #include <stdlib.h>
@@ -85,10 +84,10 @@ static int check_model(const struct settings *s, const char *flag, const char *p
 		       const cJSON *metadata)
 {
 	const char *model = settings_text(s, "model"), *wanted = text_of(metadata, "tokenizer");
-	char *file = cli_format("%s/tokenizer.json", model), *template, found[SHA256_HEX];
+	char *file = cli_format("%s/tokenizer.json", model), *template, found[MOE_SHA256_TEXT];
 	int rc = 0;
 
-	if (*wanted && sha256_file(file, found) && strcmp(wanted, found))
+	if (*wanted && moe_file_sha256(file, found) == MOE_OK && strcmp(wanted, found))
 		rc = other(flag, path, "tokenizer.json", model);
 	free(file);
 	wanted = text_of(metadata, "template");
@@ -96,7 +95,7 @@ static int check_model(const struct settings *s, const char *flag, const char *p
 		return rc;
 	template = model_template(model);
 	if (template && !strchr(template, '\r')) {
-		sha256_text(template, strlen(template), found);
+		moe_sha256(template, strlen(template), found);
 		if (strcmp(wanted, found))
 			rc = other(flag, path, "chat template", model);
 	}

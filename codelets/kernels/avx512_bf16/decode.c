@@ -8,31 +8,24 @@ INLINE void decode4(const bool zeros, __m512 values, __m512 scale, __m512 zero, 
 
 	tables4(zeros, values, scale, zero, table);
 	for (; steps > 0; steps--, codes += 64, dst += 128) {
-		__m512i w = _mm512_load_si512(codes);
-
 		_mm_prefetch((const char *)codes + DECODE_AHEAD, _MM_HINT_T0);
 #pragma GCC unroll 4
 		for (int z = 0; z < 4; z++)
-			_mm512_store_si512(dst + 32 * z, look_up4(table, w, z));
+			_mm512_store_si512(dst + 32 * z, look_up4(table, codes, z));
 	}
 }
 
 static void decode8(__m512 scale, int64_t steps, const uint8_t *codes, uint16_t *dst)
 {
-	__m512 s[8];
+	__m512 s[4];
 
 	scales8(scale, s);
-	for (; steps > 0; steps--) {
+	for (; steps > 0; steps--, codes += 128, dst += 128) {
 		_mm_prefetch((const char *)codes + DECODE_AHEAD, _MM_HINT_T0);
 		_mm_prefetch((const char *)codes + DECODE_AHEAD + 64, _MM_HINT_T0);
-#pragma GCC unroll 2
-		for (int h = 0; h < 2; h++, codes += 64, dst += 64) {
-			__m512i v[2];
-
-			integers(codes, s + 4 * h, v);
-			_mm512_store_si512(dst, v[0]);
-			_mm512_store_si512(dst + 32, v[1]);
-		}
+#pragma GCC unroll 4
+		for (int j = 0; j < 4; j++)
+			_mm512_store_si512(dst + 32 * j, integers(codes, s, j));
 	}
 }
 

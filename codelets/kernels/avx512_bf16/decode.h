@@ -81,49 +81,48 @@ INLINE void tables4(const bool zeros, __m512 values, __m512 scale, __m512 zero, 
 }
 
 /* Rows 4 z .. 4 z + 3 of a step's 64 bytes */
-INLINE __m512i look_up4(const __m512i table[8], __m512i codes, const int z)
+INLINE __m512i look_up4(const __m512i table[8], const uint8_t *codes, const int z)
 {
 	const __m512i row =
 		_mm512_set_epi64(0x0030003000300030, 0x0030003000300030, 0x0020002000200020,
 				 0x0020002000200020, 0x0010001000100010, 0x0010001000100010, 0, 0);
-	__m512i index = _mm512_ternarylogic_epi64(_mm512_srli_epi16(codes, 4 * (unsigned)z),
-						  _mm512_set1_epi16(15), row, 0xea);
+	/* lane i: a word for each byte of row i, twice */
+	const __m512i word = _mm512_set_epi64(0x800f800e800d800c, 0x800f800e800d800c, 0x800b800a80098008,
+					      0x800b800a80098008, 0x8007800680058004, 0x8007800680058004,
+					      0x8003800280018000, 0x8003800280018000);
+	const __m512i nibble = _mm512_broadcast_i64x2(_mm_set_epi64x(0x0004000400040004, 0));
+	__m512i rows = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i *)(codes + 16 * z)));
+	__m512i index = _mm512_ternarylogic_epi64(
+		_mm512_srlv_epi16(_mm512_shuffle_epi8(rows, word), nibble), _mm512_set1_epi16(15), row,
+		0xea);
 
 	return _mm512_permutex2var_epi16(table[2 * z], index, table[2 * z + 1]);
 }
 
-/* 8-bit integers: 16 bytes are 8 codes each of rows j and 4 + j. Vectors j of the first 8 rows'
- * scales, then of the others. */
-INLINE void scales8(__m512 scale, __m512 s[8])
+/* Scales of rows 4 j .. 4 j + 3, four lanes each */
+INLINE void scales8(__m512 scale, __m512 s[4])
 {
-#pragma GCC unroll 8
-	for (int i = 0; i < 8; i++) {
-		const int r = i / 4 * 8 + i % 4;
-
-		s[i] = _mm512_mask_blend_ps(0xff00,
-					    _mm512_permutexvar_ps(_mm512_set1_epi32(r), scale),
-					    _mm512_permutexvar_ps(_mm512_set1_epi32(r + 4), scale));
-	}
+#pragma GCC unroll 4
+	for (int j = 0; j < 4; j++)
+		s[j] = _mm512_permutexvar_ps(
+			_mm512_add_epi32(_mm512_set1_epi32(4 * j),
+					 _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3)),
+			scale);
 }
 
-/* 64 codes: 8 rows of 8 columns */
-INLINE void integers(const uint8_t *codes, const __m512 s[4], __m512i out[2])
+/* 8-bit integers, 8 columns of rows 4 j .. 4 j + 3 */
+INLINE __m512i integers(const uint8_t *codes, const __m512 s[4], const int j)
 {
-	const __m512i first = _mm512_setr_epi64(0, 1, 4, 5, 8, 9, 12, 13);
-	const __m512i second = _mm512_setr_epi64(2, 3, 6, 7, 10, 11, 14, 15);
-	__m512 f[4];
-	__m512i a, b;
+	const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+	__m512 f[2];
 
-#pragma GCC unroll 4
-	for (int j = 0; j < 4; j++) {
-		__m128i c = _mm_load_si128((const __m128i *)(codes + 16 * j));
+#pragma GCC unroll 2
+	for (int h = 0; h < 2; h++) {
+		__m128i c = _mm_load_si128((const __m128i *)(codes + 64 * h + 16 * j));
 
-		f[j] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(c)), s[j]);
+		f[h] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(c)), s[j]);
 	}
-	a = two(f[0], f[1]);
-	b = two(f[2], f[3]);
-	out[0] = _mm512_permutex2var_epi64(a, first, b);
-	out[1] = _mm512_permutex2var_epi64(a, second, b);
+	return _mm512_permutexvar_epi64(order, two(f[0], f[1]));
 }
 
 #endif

@@ -29,10 +29,10 @@ static void same_scale(const float *values, float scale, int64_t steps, const ui
 	for (; steps > 0; steps--, codes += 128, dst += 128) {
 		_mm_prefetch((const char *)codes + DECODE_AHEAD, _MM_HINT_T0);
 		_mm_prefetch((const char *)codes + DECODE_AHEAD + 64, _MM_HINT_T0);
-		look_up(&t, codes, v);
+		look_up(&t, codes, 0, v);
 		_mm512_store_si512(dst, v[0]);
 		_mm512_store_si512(dst + 32, v[1]);
-		look_up(&t, codes + 64, v);
+		look_up(&t, codes, 1, v);
 		_mm512_store_si512(dst + 64, v[0]);
 		_mm512_store_si512(dst + 96, v[1]);
 	}
@@ -67,7 +67,7 @@ static void row_scales(const float *values, const float scale[16], int64_t steps
 		_mm_prefetch((const char *)codes + DECODE_AHEAD + 64, _MM_HINT_T0);
 #pragma GCC unroll 2
 		for (int h = 0; h < 2; h++) {
-			look_up(&t, codes + 64 * h, v);
+			look_up(&t, codes, h, v);
 			_mm512_store_si512(dst + 64 * h,
 					   times(v[0], _mm512_load_ps(lanes[2 * h]), order));
 			_mm512_store_si512(dst + 64 * h + 32,

@@ -36,14 +36,19 @@ INLINE struct tables tables_of(const float *values, __m512 scale)
 	return t;
 }
 
-/* 64 codes as two vectors of bf16 */
-INLINE void look_up(const struct tables *t, const uint8_t *codes, __m512i out[2])
+/* The 8 columns of rows 8 h .. 8 h + 7 (128 codes) as two vectors of bf16 */
+INLINE void look_up(const struct tables *t, const uint8_t *codes, const int h, __m512i out[2])
 {
-	__m512i b = _mm512_load_si512(codes), sign = _mm512_set1_epi8((char)0x80);
+	/* lane i: rows i and 4 + i */
+	const __m512i order = _mm512_add_epi32(
+		_mm512_setr_epi32(0, 16, 4, 20, 1, 17, 5, 21, 2, 18, 6, 22, 3, 19, 7, 23),
+		_mm512_set1_epi32(8 * h));
+	__m512i b = _mm512_permutex2var_epi32(_mm512_load_si512(codes), order,
+					      _mm512_load_si512(codes + 64));
 	__m512i low = _mm512_permutex2var_epi8(t->low[0], b, t->low[1]);
 	__m512i high = _mm512_permutex2var_epi8(t->high[0], b, t->high[1]);
 
-	high = _mm512_ternarylogic_epi64(high, b, sign, 0x78); /* high ^ (b & sign) */
+	high = _mm512_ternarylogic_epi64(high, b, _mm512_set1_epi8((char)0x80), 0x78); /* high ^ (b & sign) */
 	out[0] = _mm512_unpacklo_epi8(low, high);
 	out[1] = _mm512_unpackhi_epi8(low, high);
 }

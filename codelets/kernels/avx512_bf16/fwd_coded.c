@@ -27,12 +27,12 @@ INLINE void tile4(const int rows, const int sets, const enum moe_dtype dtype,
 		for (; k < end; k += 8 * sets)
 #pragma GCC unroll 2
 			for (int s = 0; s < sets; s++, codes += 64, x += 8 * rows) {
-				__m512i w = _mm512_load_si512(codes), v[4];
+				__m512i v[4];
 
 				_mm_prefetch((const char *)codes + FUSED_AHEAD, _MM_HINT_T0);
 #pragma GCC unroll 4
 				for (int z = 0; z < 4; z++)
-					v[z] = look_up4(table, w, z);
+					v[z] = look_up4(table, codes, z);
 				coded_dots(rows, sum[s], v, x);
 			}
 	}
@@ -51,7 +51,7 @@ INLINE void tile8(const int rows, const int sets, const enum moe_dtype dtype,
 	coded_begin(rows, sets, sum);
 	for (int64_t group = 0, k = 0; k < kp; group++) {
 		int64_t end = coded_end(p, group, kp);
-		__m512 scale[8];
+		__m512 scale[4];
 
 		scales8(scales_of(p, dtype, group), scale);
 		for (; k < end; k += 8 * sets)
@@ -61,8 +61,9 @@ INLINE void tile8(const int rows, const int sets, const enum moe_dtype dtype,
 
 				_mm_prefetch((const char *)codes + FUSED_AHEAD, _MM_HINT_T0);
 				_mm_prefetch((const char *)codes + FUSED_AHEAD + 64, _MM_HINT_T0);
-				integers(codes, scale, v);
-				integers(codes + 64, scale + 4, v + 2);
+#pragma GCC unroll 4
+				for (int j = 0; j < 4; j++)
+					v[j] = integers(codes, scale, j);
 				coded_dots(rows, sum[s], v, x);
 			}
 	}

@@ -26,8 +26,8 @@ INLINE void tile(const int rows, const int sets, const struct coded_call *c)
 
 				_mm_prefetch((const char *)codes + FUSED_AHEAD, _MM_HINT_T0);
 				_mm_prefetch((const char *)codes + FUSED_AHEAD + 64, _MM_HINT_T0);
-				look_up(&t, codes, v);
-				look_up(&t, codes + 64, v + 2);
+				look_up(&t, codes, 0, v);
+				look_up(&t, codes, 1, v + 2);
 				coded_dots(rows, sum[s], v, x);
 			}
 	}

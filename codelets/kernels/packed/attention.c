@@ -164,7 +164,7 @@ static void copy_rows(const struct call *c, int m, const float *sum, float *dst,
 /* First key block that any row of q0..q1 sees. */
 static int first_key_block(const struct moe_attention *a, int q0, int q1)
 {
-	int first = q0;
+	int first = a->past + q0;
 
 	for (int i = q0; i < q1; i++)
 		first = MOE_MIN(first, a->doc_start[i]);
@@ -180,7 +180,7 @@ static void spans(const struct moe_attention *a, int q0, int m, int k0, int n,
 	t->scale = a->scale;
 	for (int i = 0; i < m; i++) {
 		t->lo[i] = MOE_MAX(a->doc_start[q0 + i] - k0, 0);
-		t->hi[i] = MOE_MIN(q0 + i + 1 - k0, n);
+		t->hi[i] = MOE_MIN(a->past + q0 + i + 1 - k0, n);
 	}
 }
 
@@ -214,6 +214,7 @@ static void forward_rows(const struct call *c, int q0, int m, int h0, int h1)
 {
 	const struct moe_attention *a = c->a;
 	int g = h0 / (a->heads / a->kv_heads), first = first_key_block(a, q0, q0 + m);
+	int end = a->past + q0 + m;
 	struct moe_softmax_state state[HEADS];
 	struct moe_score_tile tile;
 
@@ -229,8 +230,8 @@ static void forward_rows(const struct call *c, int q0, int m, int h0, int h1)
 		}
 		pack_panel(c, m, a->q + at_q(c, q0, h), c->ldq, c->s.panel[0][h - h0]);
 	}
-	for (int k = first; k < q0 + m; k += BLOCK) {
-		int n = MOE_MIN(BLOCK, q0 + m - k);
+	for (int k = first; k < end; k += BLOCK) {
+		int n = MOE_MIN(BLOCK, end - k);
 
 		pack_weight(c, n, a->k + at_k(c, k, g), c->ldk, c->s.w[0]);
 		pack_weight(c, n, a->v + at_k(c, k, g), c->ldk, c->s.w[1]);

@@ -50,49 +50,46 @@ enum moe_layout moe_coded_order(const struct moe_kernels *table)
 
 /* ---- packing ---- */
 
-/* Element of (row, column) in a panel. */
+/* Element of (row, column) in a plain panel. */
 static inline int64_t element(int64_t block, int64_t n, int64_t k)
 {
 	return k / block * block * MOE_PACK_N + n * block + k % block;
 }
 
-static inline int64_t byte8(int64_t e)
+static inline int64_t byte8(int64_t n, int64_t k)
 {
-	return e / 64 * 64 + e % 32 / 8 * 16 + e % 64 / 32 * 8 + e % 8;
+	return k / 4 * 64 + n * 4 + k % 4;
 }
 
-/* The byte; its high nibble where z is odd */
-static inline int64_t byte4(int64_t e, int *shift)
+static inline int64_t byte4(int64_t n, int64_t k, int *shift)
 {
-	int64_t z = e % 128 / 32;
-
-	*shift = (int)(z % 2) * 4;
-	return e / 128 * 64 + e % 32 * 2 + z / 2;
+	*shift = k % 8 < 4 ? 0 : 4;
+	return k / 8 * 64 + n * 4 + k % 4;
 }
 
-static inline uint8_t code_at(const uint8_t *codes, int bits, int64_t e)
+static inline uint8_t code_at(const uint8_t *codes, int bits, int64_t n, int64_t k)
 {
 	int shift;
 	int64_t at;
 
 	if (bits == 8)
-		return codes[byte8(e)];
-	at = byte4(e, &shift);
+		return codes[byte8(n, k)];
+	at = byte4(n, k, &shift);
 	return codes[at] >> shift & 15;
 }
 
-static void put_codes(int bits, int64_t block, int64_t n, int64_t k0, int64_t k,
-		      const uint8_t *code, uint8_t *codes)
+static void put_codes(int bits, int64_t n, int64_t k0, int64_t k, const uint8_t *code,
+		      uint8_t *codes)
 {
 	for (int64_t i = 0; i < k; i++) {
-		int64_t e = element(block, n, k0 + i), at;
+		int64_t at;
 		int shift;
 
 		if (bits == 8) {
-			codes[byte8(e)] = code[i];
+			codes[byte8(n, k0 + i)] = code[i];
 			continue;
 		}
-		at = byte4(e, &shift);
+		at = byte4(n, k0 + i, &shift);
 		codes[at] = (uint8_t)(codes[at] | code[i] << shift);
 	}
 }
@@ -121,7 +118,7 @@ static int64_t count_nan(const struct moe_format *f, const uint8_t *code, int64_
 }
 
 /* Row `row` of q as row n of a panel; how many codes are NaN. */
-static int64_t pack_row(const struct moe_coding *c, int64_t block, const struct moe_quantised *q,
+static int64_t pack_row(const struct moe_coding *c, const struct moe_quantised *q,
 			const struct moe_coded_window *w, int64_t row, int64_t n, uint8_t *panel)
 {
 	struct moe_coded_layout l = moe_coded_layout(c, w->k);
@@ -144,12 +141,12 @@ static int64_t pack_row(const struct moe_coding *c, int64_t block, const struct 
 		q->reader->codes(q, row, w->k0 + k, count, buffer);
 		if (c->format->codes == MOE_CODES_SIGN_MAGNITUDE)
 			nan += count_nan(c->format, buffer, count);
-		put_codes(c->format->bits, block, n, k, count, buffer, panel + l.codes);
+		put_codes(c->format->bits, n, k, count, buffer, panel + l.codes);
 	}
 	if (w->k == kp)
 		return nan;
 	memset(buffer, zero_code(c->format, (float)zero), MOE_PACK_K);
-	put_codes(c->format->bits, block, n, w->k, kp - w->k, buffer, panel + l.codes);
+	put_codes(c->format->bits, n, w->k, kp - w->k, buffer, panel + l.codes);
 	return nan;
 }
 
@@ -171,7 +168,7 @@ int64_t moe_coded_pack(enum moe_layout layout, struct moe_weight *W, const struc
 	for (int64_t n = 0; n < w->n; n += MOE_PACK_N, panel += stride) {
 		memset(panel, 0, stride); /* no scale: rows beyond n are 0 */
 		for (int64_t i = 0; i < MOE_MIN(MOE_PACK_N, w->n - n); i++)
-			nan += pack_row(&c, block_of(layout), q, w, w->n0 + (n + i) * w->step, i,
+			nan += pack_row(&c, q, w, w->n0 + (n + i) * w->step, i,
 					panel);
 	}
 	return nan;
@@ -226,62 +223,67 @@ static inline uint16_t to_bf16(float v)
 						  : moe_f32_to_bf16(v);
 }
 
-/* Steps of 8 columns of BLOCKS8, 4 bits: the bf16 values of each row's 16 codes are looked up. */
-static void decode_nibbles(const float *values, const float *scale, const float *zero,
-			   int64_t steps, const uint8_t *restrict codes, uint16_t *restrict dst)
+/* One step, 8 columns, of 4 bits: the bf16 values of each row's 16 codes are looked up. */
+static inline void nibbles(const uint16_t table[MOE_PACK_N][16], int64_t block,
+			   const uint8_t *restrict codes, uint16_t *restrict dst)
 {
-	uint16_t table[MOE_PACK_N][16];
-
-	for (int n = 0; n < MOE_PACK_N; n++)
-		for (int c = 0; c < 16; c++)
-			table[n][c] = to_bf16((values[c] - zero[n]) * scale[n]);
-	for (; steps > 0; steps--, codes += 64, dst += 128)
-		for (int i = 0; i < 32; i++) {
-			int low = codes[2 * i], high = codes[2 * i + 1], n = i / 8;
-
-			dst[i] = table[n][low & 15];
-			dst[32 + i] = table[4 + n][low >> 4];
-			dst[64 + i] = table[8 + n][high & 15];
-			dst[96 + i] = table[12 + n][high >> 4];
+	for (int n = 0; n < MOE_PACK_N; n++, codes += 4, dst += block)
+		for (int i = 0; i < 4; i++) {
+			dst[i] = table[n][codes[i] & 15];
+			dst[4 + i] = table[n][codes[i] >> 4];
 		}
 }
 
-/* The same of 8 bits: 16 bytes are 8 codes each of rows n and n + 4. */
-static void decode_bytes(const float *values, const float *scale, const float *zero, int64_t steps,
+/* The same of 8 bits */
+static inline void bytes(const float *values, const float *scale, const float *zero, int64_t block,
 			 const uint8_t *restrict codes, uint16_t *restrict dst)
 {
-	for (; steps > 0; steps--)
-		for (int h = 0; h < MOE_PACK_N; h += 8, codes += 64, dst += 64)
-			for (int n = 0; n < 8; n++) {
-				const uint8_t *row = codes + n % 4 * 16 + n / 4 * 8;
-				float s = scale[h + n], z = zero[h + n];
+	for (int n = 0; n < MOE_PACK_N; n++, codes += 4, dst += block)
+		for (int i = 0; i < 4; i++) {
+			dst[i] = to_bf16((values[codes[i]] - zero[n]) * scale[n]);
+			dst[4 + i] = to_bf16((values[codes[64 + i]] - zero[n]) * scale[n]);
+		}
+}
 
-				for (int i = 0; i < 8; i++)
-					dst[8 * n + i] = to_bf16((values[row[i]] - z) * s);
-			}
+/* Whole steps of one group; dst: the block of the first one. */
+static void decode_steps(const struct moe_coded_panel *p, int64_t k0, int64_t next,
+			 const float *scale, const float *zero, uint16_t *dst)
+{
+	const struct moe_format *f = p->coding->format;
+	const uint8_t *codes = p->codes + MOE_PACK_N * k0 * f->bits / 8;
+	uint16_t table[MOE_PACK_N][16];
+
+	for (int n = 0; n < MOE_PACK_N && f->bits == 4; n++)
+		for (int c = 0; c < 16; c++)
+			table[n][c] = to_bf16((f->values[c] - zero[n]) * scale[n]);
+	for (int64_t k = k0, start = k0 / p->block * p->block; k < next; k += STEP) {
+		uint16_t *to = dst + (k / p->block * p->block - start) * MOE_PACK_N + k % p->block;
+
+		if (f->bits == 4)
+			nibbles(table, p->block, codes, to);
+		else
+			bytes(f->values, scale, zero, p->block, codes, to);
+		codes += STEP * MOE_PACK_N * f->bits / 8;
+	}
 }
 
 /* Columns k0..next, of one group */
 static void decode_group(const struct moe_coded_panel *p, int64_t k0, int64_t next, uint16_t *dst)
 {
 	const struct moe_format *f = p->coding->format;
-	const uint8_t *codes = p->codes + MOE_PACK_N * k0 * f->bits / 8;
 	float scale[MOE_PACK_N], zero[MOE_PACK_N];
 
 	moe_coded_scales(p, group_of(p, k0), scale);
 	moe_coded_zeros(p, group_of(p, k0), zero);
-	if (p->block == STEP && k0 % STEP == 0 && next % STEP == 0) {
-		(f->bits == 4 ? decode_nibbles : decode_bytes)(f->values, scale, zero,
-							       (next - k0) / STEP, codes, dst);
+	if (k0 % STEP == 0 && next % STEP == 0) {
+		decode_steps(p, k0, next, scale, zero, dst);
 		return;
 	}
 	for (int n = 0; n < MOE_PACK_N; n++)
-		for (int64_t i = k0; i < next; i++) {
-			int64_t e = element(p->block, n, i);
-
-			dst[e - k0 / p->block * p->block * MOE_PACK_N] = to_bf16(
-				(f->values[code_at(p->codes, f->bits, e)] - zero[n]) * scale[n]);
-		}
+		for (int64_t i = k0; i < next; i++)
+			dst[element(p->block, n, i) - k0 / p->block * p->block * MOE_PACK_N] =
+				to_bf16((f->values[code_at(p->codes, f->bits, n, i)] - zero[n]) *
+					scale[n]);
 }
 
 void moe_coded_decode(const struct moe_coded_panel *p, int64_t k0, int64_t k, uint16_t *dst)
@@ -310,10 +312,10 @@ void moe_coded_rows(const struct moe_weight *W, int64_t n0, int64_t n1, int64_t 
 			moe_coded_zeros(&p, group_of(&p, k), zero);
 			for (int64_t i = n; i < last; i++)
 				for (int64_t j = k; j < next; j++) {
-					int64_t r = i % MOE_PACK_N, e = element(p.block, r, j);
+					int64_t r = i % MOE_PACK_N;
 
 					dst[(i - n0) * ld + j - k0] =
-						(values[code_at(p.codes, bits, e)] - zero[r]) *
+						(values[code_at(p.codes, bits, r, j)] - zero[r]) *
 						scale[r];
 				}
 		}

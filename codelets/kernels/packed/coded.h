@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Quantised weights as kernels read them. [n, k] lies in panels of 16 rows as plain packed weights
- *do (tiles.h); a panel is scales [groups][16] in the coding's dtype, zeros [groups][16] bytes where
- *there are zeros, codes of the 16 kp elements, in the order of elements of the plain panel but for
- *a permutation that makes unpacking into it cheap: 8 bits: of 64 elements, element i < 32 is byte
- *16 (i / 8) + i % 8, element 32 + i eight bytes on 4 bits: of 128 elements, element 32 z + i is
- *nibble z of the 16-bit word i each part padded to 64 bytes. Columns beyond k hold zeros (codes of
- *value 0); rows beyond n have the scale 0.
+ * Quantised weights as kernels read them. [n, k] lies in panels of 16 rows; a panel is scales [groups][16] in the
+ * coding's dtype, zeros [groups][16] bytes where there are zeros, codes of the 16 kp elements, each part padded to 64
+ * bytes. Codes lie as integer dot products take them, whatever the table: 64 bytes are [16 rows][4 columns] (8 bits),
+ * or [16 rows][4 bytes] with column c of 8 in the low nibble of byte c and column 4 + c in the high one (4 bits).
+ * Columns beyond k hold zeros (codes of value 0); rows beyond n have the scale 0.
  *
- * Compute decodes a panel (forward) or a slice of all panels (backward) into scratch, as bf16
- *elements of the plain layout, and multiplies by that: it lives as long as the op.
+ * Compute in bf16 decodes a panel (forward) or a slice of all panels (backward) into scratch, as bf16 elements of the
+ * plain layout (tiles.h), and multiplies by that: it lives as long as the op. Integer compute: ints.h.
  */
 #ifndef MOE_CODELETS_KERNELS_PACKED_CODED_H
 #define MOE_CODELETS_KERNELS_PACKED_CODED_H

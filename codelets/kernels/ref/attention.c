@@ -56,7 +56,7 @@ static void tile_scores(const struct tile *t, float *s)
 static void tile_span(const struct tile *t, int i, int *lo, int *hi)
 {
 	*lo = MOE_MAX(t->a->doc_start[t->q0 + i] - t->k0, 0);
-	*hi = MOE_MIN(t->q0 + i + 1 - t->k0, t->n);
+	*hi = MOE_MIN(t->a->past + t->q0 + i + 1 - t->k0, t->n);
 }
 
 /* Zeroes what lies outside of lo..hi. */
@@ -71,7 +71,7 @@ static void mask_row(float *row, int lo, int hi, int n)
 /* First key block that any row of q0..q1 sees. */
 static int first_key_block(const struct moe_attention *a, int q0, int q1)
 {
-	int first = q0;
+	int first = a->past + q0;
 
 	for (int i = q0; i < q1; i++)
 		first = MOE_MIN(first, a->doc_start[i]);
@@ -125,6 +125,7 @@ static void running_softmax(const struct tile *t, bool first, float *s, float *m
 static void forward_rows(const struct moe_attention *a, int q0, int m, int h, float *s)
 {
 	float max[BLOCK], sum[BLOCK];
+	int end = a->past + q0 + m;
 	struct tile t;
 	bool first = true;
 
@@ -133,8 +134,8 @@ static void forward_rows(const struct moe_attention *a, int q0, int m, int h, fl
 		max[i] = -INFINITY;
 		sum[i] = 0.0f;
 	}
-	for (int k = first_key_block(a, q0, q0 + m); k < q0 + m; k += BLOCK, first = false) {
-		tile_keys(&t, k, MOE_MIN(BLOCK, q0 + m - k));
+	for (int k = first_key_block(a, q0, q0 + m); k < end; k += BLOCK, first = false) {
+		tile_keys(&t, k, MOE_MIN(BLOCK, end - k));
 		tile_scores(&t, s);
 		running_softmax(&t, first, s, max, sum);
 		ref_gemm_nn(m, a->dim, t.n, 1.0f, s, BLOCK, a->v + t.k, t.ldk, first ? 0.0f : 1.0f,

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model/convert.h"
+#include "model/convert_config.h"
+#include "model/convert_folder.h"
+#include "model/convert_work.h"
+
+#include <math.h>
+#include <sched.h>
+#include <stdio.h>
+
+#define INDEX_NAME "model.safetensors.index.json"
+#define SUMS_NAME "SHA256SUMS"
+
+struct convert {
+	const struct moe_convert_model_params *p;
+	struct moe_convert_plan plan;
+	struct moe_convert_folder folder;
+	struct moe_convert_run run;
+	cJSON *config;
+	int resumed;
+	bool opened;
+};
+
+static int cpus(void)
+{
+	cpu_set_t set;
+
+	return sched_getaffinity(0, sizeof set, &set) == 0 ? MOE_MAX(CPU_COUNT(&set), 1) : 1;
+}
+
+/* ---- input ---- */
+
+static enum moe_status check_paths(const struct moe_convert_model_params *p)
+{
+	if (!moe_path_is_dir(p->in))
+		return moe_fail(MOE_ERR_IO, "%s: no such folder", p->in);
+	if (moe_path_inside(p->out, p->in))
+		return moe_fail(MOE_ERR_ARG, "%s: lies in the input's folder, which is only read",
+				p->out);
+	return MOE_OK;
+}
+
+static enum moe_status read_config(struct convert *c)
+{
+	char *path = moe_path_join(c->p->in, "config.json");
+	const char *type = NULL;
+	enum moe_status status =
+		path ? moe_json_read(path, &c->config) : moe_fail(MOE_ERR_NOMEM, "out of memory");
+
+	moe_free(path);
+	MOE_TRY(status);
+	MOE_TRY(moe_json_opt_text(c->config, "model_type", &type));
+	if (type && !strcmp(type, "gpt_oss"))
+		return moe_fail(
+			MOE_ERR_UNSUPPORTED,
+			"%s: gpt_oss keeps its experts transposed and with rows of gate and "
+			"up in turn, which cannot be converted yet",
+			c->p->in);
+	return MOE_OK;
+}
+
+static enum moe_status make_plan(struct convert *c)
+{
+	struct moe_safetensors *st = NULL;
+
+	MOE_TRY(moe_convert_target_find(c->p->weights, c->p->layers, &c->plan.target));
+	MOE_TRY(check_paths(c->p));
+	MOE_TRY(read_config(c));
+	MOE_TRY(moe_safetensors_open(c->p->in, &st));
+	MOE_TRY(moe_convert_plan_make(&c->plan, st, c->p->max_shard_bytes));
+	if (c->plan.n_sources)
+		return MOE_OK;
+	return moe_fail(MOE_ERR_ARG,
+			"%s: nothing in it can become %s: it has no weights of %s that are not so "
+			"already",
+			c->p->in, c->p->weights, c->plan.target.linear ? "projections" : "experts");
+}
+
+/* ---- output ---- */
+
+static enum moe_status advance(const char *what, int64_t bytes, void *user)
+{
+	struct convert *c = user;
+
+	c->run.done += bytes;
+	if (c->p->progress && c->p->progress(what, c->run.done, c->run.total, c->p->user))
+		return moe_fail(MOE_ERR_INTERRUPTED, "interrupted: what is complete was kept, the "
+						     "same command goes on with it");
+	return MOE_OK;
+}
+
+/* The weights, and what is written about them. */
+static bool is_ours(const char *path, void *user)
+{
+	static const char *const names[] = { "config.json", INDEX_NAME, SUMS_NAME };
+	const struct convert *c = user;
+	const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+
+	for (int i = 0; i < moe_safetensors_file_count(c->plan.st); i++)
+		if (!strcmp(moe_safetensors_file_path(c->plan.st, i), path))
+			return true;
+	for (size_t i = 0; i < MOE_COUNT(names); i++)
+		if (!strcmp(name, names[i]))
+			return true;
+	return false;
+}
+
+static enum moe_status write_shard(struct convert *c, int i)
+{
+	struct moe_convert_shard *s = &c->plan.shard[i];
+	char *path = moe_path_join(c->folder.path, s->name);
+	struct moe_file_writer w = { .fd = -1 };
+	enum moe_status status =
+		path ? moe_file_begin(&w, path) : moe_fail(MOE_ERR_NOMEM, "out of memory");
+
+	if (status == MOE_OK)
+		status = moe_convert_write(&c->run, i, &w);
+	if (status == MOE_OK)
+		status = moe_file_commit(&w);
+	moe_file_abort(&w);
+	if (status == MOE_OK)
+		status = moe_file_sha256(path, s->sha256);
+	if (status == MOE_OK)
+		status = moe_convert_folder_note(&c->folder, s);
+	s->done = status == MOE_OK;
+	moe_free(path);
+	return status;
+}
+
+static enum moe_status write_sums(const struct convert *c)
+{
+	char *path = moe_path_join(c->folder.path, SUMS_NAME);
+	struct moe_file_writer w = { .fd = -1 };
+	enum moe_status status =
+		path ? moe_file_begin(&w, path) : moe_fail(MOE_ERR_NOMEM, "out of memory");
+
+	for (int i = 0; status == MOE_OK && i < c->plan.n_shards; i++) {
+		char line[256];
+		int n = snprintf(line, sizeof line, "%s  %s\n", c->plan.shard[i].sha256,
+				 c->plan.shard[i].name);
+
+		status = moe_file_append(&w, line, (size_t)n);
+	}
+	if (status == MOE_OK)
+		status = moe_file_commit(&w);
+	moe_file_abort(&w);
+	moe_free(path);
+	return status;
+}
+
+static enum moe_status write_json(const struct convert *c, const char *name, const cJSON *o)
+{
+	char *path = moe_path_join(c->folder.path, name);
+	enum moe_status status =
+		path ? moe_json_write(path, o) : moe_fail(MOE_ERR_NOMEM, "out of memory");
+
+	moe_free(path);
+	return status;
+}
+
+static enum moe_status write_index(const struct convert *c)
+{
+	cJSON *root = cJSON_CreateObject(), *meta, *map;
+	enum moe_status status;
+	bool good;
+
+	if (c->plan.n_shards == 1) {
+		cJSON_Delete(root);
+		return MOE_OK;
+	}
+	meta = cJSON_AddObjectToObject(root, "metadata");
+	map = cJSON_AddObjectToObject(root, "weight_map");
+	good = map && cJSON_AddNumberToObject(meta, "total_size", (double)c->plan.bytes);
+	for (size_t i = 0; good && i < c->plan.n_tensors; i++)
+		good = cJSON_AddStringToObject(map, c->plan.tensor[i].name,
+					       c->plan.shard[c->plan.tensor[i].shard].name);
+	status = good ? write_json(c, INDEX_NAME, root) : moe_fail(MOE_ERR_NOMEM, "out of memory");
+	cJSON_Delete(root);
+	return status;
+}
+
+static enum moe_status fill(struct convert *c)
+{
+	const struct moe_folder_copy others = { is_ours, advance, c };
+
+	c->run.total = c->plan.bytes;
+	MOE_TRY(moe_folder_bytes(&others, c->p->in, &c->run.total));
+	for (int i = 0; i < c->plan.n_shards; i++) {
+		c->resumed += c->plan.shard[i].done;
+		if (c->plan.shard[i].done)
+			c->run.done += (int64_t)c->plan.shard[i].bytes;
+	}
+	MOE_TRY(moe_folder_room(c->folder.path, c->run.total - c->run.done, "the converted model"));
+	for (int i = 0; i < c->plan.n_shards; i++)
+		if (!c->plan.shard[i].done)
+			MOE_TRY(write_shard(c, i));
+	MOE_TRY(write_index(c));
+	MOE_TRY(write_sums(c));
+	MOE_TRY(moe_convert_config(&c->plan, c->config));
+	MOE_TRY(write_json(c, "config.json", c->config));
+	MOE_TRY(moe_folder_copy(&others, c->p->in, c->folder.path));
+	return moe_convert_folder_commit(&c->folder);
+}
+
+static bool any_done(const struct convert *c)
+{
+	for (int i = 0; c->plan.shard && i < c->plan.n_shards; i++)
+		if (c->plan.shard[i].done)
+			return true;
+	return false;
+}
+
+static void report(const struct convert *c, struct moe_convert_model_result *r)
+{
+	const struct moe_convert_count *n = &c->run.count;
+
+	r->tensors = (int64_t)c->plan.n_tensors;
+	r->converted = n->matrices;
+	r->kept = n->kept;
+	r->shards = c->plan.n_shards;
+	r->resumed = c->resumed;
+	r->bytes_in = c->plan.bytes_in;
+	r->bytes = c->plan.bytes;
+	r->error = n->all > 0 ? sqrt(n->wrong / n->all) : 0;
+	r->worst_error = n->worst;
+	snprintf(r->worst, sizeof r->worst, "%s", n->worst_name);
+}
+
+enum moe_status moe_convert_model_run(const struct moe_convert_model_params *p,
+				      struct moe_convert_model_result *result)
+{
+	struct convert c = { .p = p, .folder = { .fd = -1 } };
+	double start = moe_now();
+	enum moe_status status = make_plan(&c);
+
+	c.run = (struct moe_convert_run){ .plan = &c.plan,
+					  .threads = p->threads ? p->threads : cpus(),
+					  .progress = p->progress,
+					  .user = p->user };
+	if (status == MOE_OK) {
+		status = moe_convert_folder_open(p->out, p, &c.plan, &c.folder);
+		c.opened = status == MOE_OK;
+	}
+	if (status == MOE_OK)
+		status = fill(&c);
+	if (status == MOE_OK) {
+		report(&c, result);
+		result->seconds = moe_now() - start;
+	}
+	moe_convert_folder_close(&c.folder, c.opened ? any_done(&c) : !c.folder.fresh);
+	moe_convert_plan_free(&c.plan);
+	cJSON_Delete(c.config);
+	return status;
+}

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a conversion reads and what it will write. Private to model/convert*.c. */
+#ifndef MOE_MODEL_CONVERT_PLAN_H
+#define MOE_MODEL_CONVERT_PLAN_H
+
+#include "model/quantised.h"
+
+#define MOE_CONVERT_NAME 192
+#define MOE_CONVERT_TENSORS 4 /* of a matrix: codes or values, scale, zero, more */
+
+/* A format as convert knows it. */
+struct moe_convert_target {
+	const char *name;
+	const struct moe_format *format;	/* NULL: plain values */
+	const struct moe_format_layout *single; /* names of a matrix */
+	const struct moe_format_layout *fused; /* of all experts' in one tensor; NULL: one by one */
+	enum moe_dtype dtype;		       /* of plain values, also where codes become values */
+	bool linear; /* all projections are quantised, not the experts alone */
+};
+
+/* A weight of the input: a matrix, or those of all experts in one tensor. */
+struct moe_convert_source {
+	char name[MOE_CONVERT_NAME];	   /* plain: with ".weight" where the model has it so */
+	const struct moe_st_tensor *plain; /* or NULL: */
+	struct moe_st_quantised coded;
+	int64_t experts, n, k; /* experts 0: one matrix */
+	int file;
+	bool expert; /* of a routed expert */
+};
+
+/* A matrix of the output, or those of all experts. */
+struct moe_convert_piece {
+	size_t source;
+	int64_t expert;		/* the source's; -1: all of them, one after the other */
+	int64_t row0, n, k;	/* rows row0..row0 + n of each */
+	int64_t matrices;	/* 1, or the experts of a fused tensor */
+	bool keep;		/* codes are taken over */
+	struct moe_quantised q; /* coding, n, k, rows; format NULL: plain */
+	enum moe_dtype dtype;	/* then */
+	const struct moe_format_layout *layout;
+	struct moe_stored stored;	     /* shapes of one matrix */
+	int64_t tensor[MOE_CONVERT_TENSORS]; /* -1: none */
+};
+
+/* A tensor of the output. */
+struct moe_convert_tensor {
+	char *name;
+	const char *dtype;
+	size_t dtype_bytes; /* 1 where it is not known */
+	int ndim;
+	int64_t shape[MOE_MAX_NDIM];
+	size_t bytes, at;		  /* at: behind its file's header */
+	const struct moe_st_tensor *copy; /* as it is; or NULL: */
+	size_t piece;
+	int slot; /* of the piece's tensors */
+	int shard;
+};
+
+struct moe_convert_shard {
+	char *name;
+	size_t first, n; /* tensors */
+	size_t bytes;	 /* of data */
+	char *header;	 /* length and text */
+	size_t header_bytes;
+	bool done;
+	char sha256[MOE_SHA256_TEXT];
+};
+
+struct moe_convert_plan {
+	struct moe_convert_target target;
+	struct moe_safetensors *st; /* owned, as all below */
+	struct moe_convert_source *source;
+	size_t n_sources;
+	struct moe_convert_piece *piece;
+	size_t n_pieces;
+	struct moe_convert_tensor *tensor; /* by shard, then by dtype size and name */
+	size_t n_tensors;
+	struct moe_convert_shard *shard;
+	int n_shards;
+	int64_t bytes_in, bytes; /* of all tensors */
+};
+
+/* MOE_ERR_ARG lists the names. layers: "experts", "linear" or NULL. */
+enum moe_status moe_convert_target_find(const char *name, const char *layers,
+					struct moe_convert_target *out);
+/* Of st, which the plan takes over, also on failure. MOE_ERR_FORMAT, MOE_ERR_UNSUPPORTED: a tensor.
+ */
+enum moe_status moe_convert_plan_make(struct moe_convert_plan *p, struct moe_safetensors *st,
+				      int64_t max_shard_bytes);
+void moe_convert_plan_free(struct moe_convert_plan *p);
+
+/* convert_scan.c: the sources of st; tensors that belong to none stay free in used. */
+enum moe_status moe_convert_scan(struct moe_convert_plan *p, bool *used);
+/* convert_cut.c: tensors into shards, with headers. */
+enum moe_status moe_convert_cut(struct moe_convert_plan *p, int64_t max_shard_bytes);
+
+#endif

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The matrices of a conversion, made by threads of its own. Private to model/convert*.c. */
+#ifndef MOE_MODEL_CONVERT_WORK_H
+#define MOE_MODEL_CONVERT_WORK_H
+
+#include "model/convert_plan.h"
+#include "model/file.h"
+
+struct moe_convert_count {
+	int64_t matrices, kept;
+	double wrong, all; /* squares: of the differences, of what there was */
+	double worst;
+	char worst_name[MOE_CONVERT_NAME];
+};
+
+struct moe_convert_run {
+	const struct moe_convert_plan *plan;
+	int threads;
+	/* Adds something to rows of a matrix in place; or NULL. Any thread. */
+	void (*change)(void *user, const struct moe_convert_piece *c, int64_t expert, float *x);
+	void *change_user;
+	moe_work_fn progress;
+	void *user;
+	int64_t done, total; /* bytes of the output */
+	struct moe_convert_count count;
+};
+
+/* One shard into a file that was begun. MOE_ERR_INTERRUPTED: progress said so. */
+enum moe_status moe_convert_write(struct moe_convert_run *r, int shard, struct moe_file_writer *w);
+
+#endif
