@@ -35,9 +35,6 @@ static enum moe_status check_params(const struct moe_block_params *p)
 			"is too large",
 			p->experts, p->hidden, p->intermediate, p->shared_intermediate,
 			p->lora_rank);
-	if (p->train_base && p->shared_intermediate)
-		return moe_fail(MOE_ERR_UNSUPPORTED,
-				"train_base: a shared expert's weights cannot be trained yet");
 	if ((unsigned)p->activations > MOE_ACTIVATIONS_RECOMPUTE)
 		return moe_fail(MOE_ERR_ARG, "activations is %d; 0 (retain) and 1 (recompute) are possible",
 				(int)p->activations);
@@ -47,6 +44,21 @@ static enum moe_status check_params(const struct moe_block_params *p)
 	if (p->router && !moe_router_find(p->router))
 		return moe_fail(MOE_ERR_ARG, "unknown router \"%s\"", p->router);
 	return moe_block_check_format(p);
+}
+
+/* Shared experts: gradients, and where the base is trained, what that takes. */
+static enum moe_status train_ffn(struct moe_block *b)
+{
+	struct moe_ffn_training t = { .update = b->params.train_base,
+				      .slice_elements = MOE_SLICE_ELEMENTS,
+				      .part = -1 };
+
+	MOE_TRY(moe_ffn_train(b->engine, &b->ffn, &t));
+	MOE_TRY(moe_tensors_create(b->engine, "shared", MOE_FFN_MATRICES, true, &b->ffn_ready));
+	for (int i = 0; i < MOE_FFN_MATRICES; i++)
+		MOE_TRY(moe_trained_tensors_create(b->engine, &b->ffn.trained[i], b->ffn_ready[i],
+						   &b->ffn_trained[i]));
+	return MOE_OK;
 }
 
 static enum moe_status alloc_layer(struct moe_block *b)
@@ -78,6 +90,7 @@ static enum moe_status alloc_layer(struct moe_block *b)
 			(struct moe_router_config){ p->experts, p->experts_per_token,
 						    p->router_normalise };
 		b->layer.aux_coef = p->aux_loss_coef;
+		b->layer.z_coef = p->z_loss_coef;
 		MOE_TRY(b->layer.router->check(&b->layer.router_config));
 	}
 	MOE_TRY(moe_experts_alloc(b->engine, &s, p->weight_dtype, &b->layer));
@@ -85,7 +98,9 @@ static enum moe_status alloc_layer(struct moe_block *b)
 		MOE_TRY(moe_backward_ring_create(b->engine, &b->layer, p->weight_dtype, 1, &b->ring));
 	if (p->shared_intermediate)
 		MOE_TRY(moe_ffn_alloc(b->engine, p->hidden, p->shared_intermediate, p->weight_dtype,
-				      p->shared_sigmoid, p->base_gradients, &b->ffn));
+				      p->shared_sigmoid, &b->ffn));
+	if (p->shared_intermediate && p->base_gradients)
+		MOE_TRY(train_ffn(b));
 	b->cut = moe_cut_choose(&b->layer, tokens, moe_engine_workers(b->engine), p->slices_i,
 				p->slices_h);
 	return moe_layer_tensors_create(b->engine, &b->layer, b->cut.slices_i, p->base_gradients,
@@ -155,10 +170,22 @@ void moe_block_destroy(struct moe_block *b)
 		moe_layer_tensors_destroy(&b->layer_tensors);
 		moe_backward_ring_destroy(b->engine, &b->ring);
 		moe_experts_free(b->engine, &b->layer);
+		for (int i = 0; i < MOE_FFN_MATRICES; i++)
+			moe_trained_tensors_destroy(&b->ffn_trained[i]);
+		moe_tensors_destroy(b->ffn_ready, MOE_FFN_MATRICES);
 		moe_ffn_free(b->engine, &b->ffn);
 		moe_ticket_destroy(b->ticket);
 	}
 	moe_free(b);
+}
+
+static size_t ffn_scratch(const struct moe_ffn *f)
+{
+	size_t most = moe_ffn_scratch(f);
+
+	for (int i = 0; f->trained && i < MOE_FFN_MATRICES; i++)
+		most = MOE_MAX(most, moe_dense_grad_scratch(&f->trained[i]));
+	return most;
 }
 
 static enum moe_status alloc_buffers(struct moe_block *b, int T)
@@ -180,7 +207,7 @@ static enum moe_status alloc_buffers(struct moe_block *b, int T)
 	moe_tensor_set_initialised(b->plan);
 	MOE_TRY(moe_engine_reserve_scratch(e, moe_experts_worker_scratch(&b->layer, T)));
 	return b->params.shared_intermediate
-		       ? moe_engine_reserve_scratch(e, moe_ffn_scratch(&b->ffn))
+		       ? moe_engine_reserve_scratch(e, ffn_scratch(&b->ffn))
 		       : MOE_OK;
 }
 
@@ -234,6 +261,8 @@ static struct moe_moe_pass pass_of(struct moe_block *b)
 		.state = &b->state,
 		.ffn = b->params.shared_intermediate ? &b->ffn : NULL,
 		.ffn_state = &b->ffn_state,
+		.ffn_lora = b->ffn_ready,
+		.ffn_trained = b->ffn_ready ? b->ffn_trained : NULL,
 		.lt = &b->layer_tensors,
 		.st = &b->slot,
 		.plan = b->plan,
@@ -452,6 +481,8 @@ static enum moe_status update(struct moe_block *b, const struct moe_adamw_params
 	st = b->layer.r ? moe_graph_moe_update(&c, &b->layer, &b->layer_tensors, &o) : MOE_OK;
 	if (st == MOE_OK && b->params.train_base)
 		st = moe_graph_moe_update_base(&c, &b->layer, &b->layer_tensors, &o);
+	for (int i = 0; st == MOE_OK && i < MOE_FFN_MATRICES; i++)
+		st = moe_trained_update(&c, &b->ffn_trained[i], &o.adamw, NULL, NULL);
 	moe_submit_end(b->engine);
 	undo_on_error(b, st);
 	if (st != MOE_OK)

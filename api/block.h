@@ -18,6 +18,8 @@ struct moe_block {
 	atomic_flag busy;
 	struct moe_experts layer;
 	struct moe_ffn ffn;
+	struct moe_tensor **ffn_ready; /* [MOE_FFN_MATRICES] of shared experts that are trained, or NULL */
+	struct moe_trained_tensors ffn_trained[MOE_FFN_MATRICES];
 	struct moe_cut cut;
 	struct moe_backward_choice backward;
 	char backward_text[32], backward_costs[512];

@@ -25,6 +25,7 @@ static const char *const names[MOE_BLOCK_ARRAYS] = {
 	[MOE_BLOCK_ROUTER_LOGITS] = "router_logits",
 	[MOE_BLOCK_AUX_LOSS] = "aux_loss",
 	[MOE_BLOCK_GRAD_ROUTER_LOGITS] = "grad_router_logits",
+	[MOE_BLOCK_Z_LOSS] = "z_loss",
 };
 
 /* Shape of an array of this block; 0 dimensions if the block has none. */
@@ -53,18 +54,20 @@ static int shape_of(const struct moe_block *b, enum moe_block_array which, int64
 		[MOE_BLOCK_ROUTER_LOGITS] = { T, E },
 		[MOE_BLOCK_AUX_LOSS] = { 1 },
 		[MOE_BLOCK_GRAD_ROUTER_LOGITS] = { T, E },
+		[MOE_BLOCK_Z_LOSS] = { 1 },
 	};
 	bool expert = which <= MOE_BLOCK_DOWN_PROJ;
 	bool lora = which >= MOE_BLOCK_GATE_LORA_A && which <= MOE_BLOCK_DOWN_LORA_B;
 	bool shared = which >= MOE_BLOCK_SHARED_GATE && which <= MOE_BLOCK_SHARED_ROUTER;
 	bool router = which == MOE_BLOCK_ROUTER || which == MOE_BLOCK_ROUTER_LOGITS ||
-		      which == MOE_BLOCK_AUX_LOSS || which == MOE_BLOCK_GRAD_ROUTER_LOGITS;
+		      which >= MOE_BLOCK_AUX_LOSS;
+	bool number = which == MOE_BLOCK_AUX_LOSS || which == MOE_BLOCK_Z_LOSS;
 
 	if ((lora && !r) || (shared && !S) || (router && !b->layer.router) ||
 	    (which == MOE_BLOCK_SHARED_ROUTER && !p->shared_sigmoid))
 		return 0;
 	memcpy(s, shapes[which], sizeof shapes[which]);
-	return expert || lora ? 3 : which == MOE_BLOCK_AUX_LOSS ? 1 : 2;
+	return expert || lora ? 3 : number ? 1 : 2;
 }
 
 enum moe_status moe_block_check_set(const struct moe_block *b)
@@ -128,6 +131,10 @@ static enum moe_status set_weight(struct moe_block *b, enum moe_block_array whic
 					 (const char *)a->data + (size_t)e * piece, a->dtype);
 		return MOE_OK;
 	}
+	if (which >= MOE_BLOCK_SHARED_GATE && b->params.train_base) {
+		moe_trained_set(&b->ffn.trained[which - MOE_BLOCK_SHARED_GATE], a->data, a->dtype);
+		return MOE_OK;
+	}
 	if (which == MOE_BLOCK_SHARED_ROUTER) {
 		moe_to_f32(b->ffn.sigmoid_weight, a->data, a->dtype, (size_t)b->layer.H);
 		return MOE_OK;
@@ -180,7 +187,8 @@ static enum moe_status get_array(struct moe_block *b, enum moe_block_array which
 	const struct moe_plan *plan;
 	int64_t count = 0;
 	const float *src = NULL;
-	float aux;
+	float number;
+	double loss;
 
 	MOE_TRY(check(b, which, dst, GET, &count));
 	if (which >= MOE_BLOCK_GATE_LORA_A && which <= MOE_BLOCK_DOWN_LORA_B)
@@ -189,7 +197,8 @@ static enum moe_status get_array(struct moe_block *b, enum moe_block_array which
 		return moe_copy_base(&b->layer, (enum moe_expert_matrix)which, MOE_VALUE, NULL, dst,
 				     1);
 	plan = &b->state.plan;
-	aux = (float)plan->aux_loss;
+	loss = which == MOE_BLOCK_Z_LOSS ? plan->z_loss : plan->aux_loss;
+	number = (float)loss;
 	if (which == MOE_BLOCK_TOPK_IDS) {
 		if (dst->dtype != MOE_I32)
 			return moe_fail(MOE_ERR_ARG, "topk_ids are I32");
@@ -197,11 +206,17 @@ static enum moe_status get_array(struct moe_block *b, enum moe_block_array which
 			memcpy(dst->data, plan->ids, (size_t)count * sizeof *plan->ids);
 		return MOE_OK;
 	}
-	if (which == MOE_BLOCK_AUX_LOSS && dst->dtype == MOE_F64) {
-		memcpy(dst->data, &plan->aux_loss, sizeof plan->aux_loss);
+	if ((which == MOE_BLOCK_AUX_LOSS || which == MOE_BLOCK_Z_LOSS) && dst->dtype == MOE_F64) {
+		memcpy(dst->data, &loss, sizeof loss);
 		return MOE_OK;
 	}
 	switch (which) {
+	case MOE_BLOCK_SHARED_GATE:
+	case MOE_BLOCK_SHARED_UP:
+	case MOE_BLOCK_SHARED_DOWN:
+	case MOE_BLOCK_SHARED_ROUTER:
+		src = b->ffn.trained ? b->ffn.trained[which - MOE_BLOCK_SHARED_GATE].param.value : NULL;
+		break;
 	case MOE_BLOCK_ROUTER:
 		src = b->layer.router_param.value;
 		break;
@@ -212,7 +227,8 @@ static enum moe_status get_array(struct moe_block *b, enum moe_block_array which
 		src = plan->logits;
 		break;
 	case MOE_BLOCK_AUX_LOSS:
-		src = &aux;
+	case MOE_BLOCK_Z_LOSS:
+		src = &number;
 		break;
 	case MOE_BLOCK_GRAD_ROUTER_LOGITS:
 		src = plan->grad_logits;
@@ -254,11 +270,8 @@ static enum moe_status get_gradient(struct moe_block *b, enum moe_block_array wh
 		return moe_fail(MOE_ERR_STATE, "%s has no gradient in this block", names[which]);
 	if (which <= MOE_BLOCK_DOWN_PROJ)
 		return moe_copy_base(&b->layer, (enum moe_expert_matrix)which, MOE_GRAD, NULL, dst, 1);
-	src = which == MOE_BLOCK_ROUTER	       ? b->layer.grad_router
-	      : which == MOE_BLOCK_SHARED_GATE ? b->ffn.grad_gate
-	      : which == MOE_BLOCK_SHARED_UP   ? b->ffn.grad_up
-	      : which == MOE_BLOCK_SHARED_DOWN ? b->ffn.grad_down
-					       : b->ffn.grad_sigmoid;
+	src = which == MOE_BLOCK_ROUTER ? b->layer.grad_router
+					: b->ffn.trained[which - MOE_BLOCK_SHARED_GATE].param.grad;
 	moe_from_f32(dst->data, dst->dtype, src, (size_t)count);
 	return MOE_OK;
 }

@@ -17,9 +17,6 @@ enum moe_status moe_merge(const struct moe_merge_params *params, struct moe_merg
 		return moe_fail(MOE_ERR_ARG, "merge result: struct_size is not set");
 	if (!params->model || !params->adapter || !params->output_dir)
 		return moe_fail(MOE_ERR_ARG, "merge params: model, adapter or output_dir is NULL");
-	if (params->weights && strcmp(params->weights, "keep") != 0)
-		return moe_fail(MOE_ERR_UNSUPPORTED, "weights \"%s\": only keep can be merged into",
-				params->weights);
 	if (params->max_shard_bytes < 0)
 		return moe_fail(MOE_ERR_ARG, "max_shard_bytes is %lld",
 				(long long)params->max_shard_bytes);
@@ -89,7 +86,9 @@ enum moe_status moe_convert_model(const struct moe_convert_model_params *p,
 	if (p->max_shard_bytes < 0 || p->threads < 0)
 		return moe_fail(MOE_ERR_ARG, "convert params: max_shard_bytes %lld, threads %d",
 				(long long)p->max_shard_bytes, p->threads);
-	return moe_convert_model_run(p, result ? result : &own);
+	if (!strcmp(p->weights, "keep"))
+		return moe_fail(MOE_ERR_ARG, "weights \"keep\" converts nothing");
+	return moe_convert_model_run(p, NULL, NULL, result ? result : &own);
 }
 
 enum moe_status moe_inspect(const char *path, char **json)

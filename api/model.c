@@ -8,6 +8,8 @@
 #include "codelets/ffn_lora_grad.h"
 #include "model/adapters/adapter_form.h"
 
+#include <math.h>
+
 enum moe_status moe_model_enter(struct moe_model *m)
 {
 	if (!m)
@@ -43,6 +45,8 @@ static enum moe_status take_params(struct moe_model *m, const struct moe_model_p
 	if (!(p->lora_dropout >= 0 && p->lora_dropout < 1))
 		return moe_fail(MOE_ERR_ARG, "lora_dropout is %g; at least 0 and below 1 are possible",
 				p->lora_dropout);
+	if (!(p->aux_coef >= 0 && p->aux_coef < INFINITY && p->z_coef >= 0 && p->z_coef < INFINITY))
+		return moe_fail(MOE_ERR_ARG, "model params: aux_coef %g, z_coef %g", p->aux_coef, p->z_coef);
 	if (p->keep_text && (!p->inference_only || p->slots > 1))
 		return moe_fail(MOE_ERR_ARG, "model params: keep_text needs inference_only and one slot");
 	MOE_TRY(moe_adapter_form_find(p->adapter_format, &form));
@@ -53,14 +57,17 @@ static enum moe_status take_params(struct moe_model *m, const struct moe_model_p
 	m->params.lora_targets = NULL;
 	if (!m->params.dir)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for a model");
+	MOE_TRY(moe_model_check_method(m));
+	if (p->adapter && p->method == MOE_METHOD_FULL)
+		return moe_fail(MOE_ERR_ARG,
+				"method full has no adapter, but %s is one: merge it into a checkpoint first",
+				p->adapter);
 	if (!p->max_tokens)
 		m->params.max_tokens = 512;
-	if (!p->slots)
-		m->params.slots = p->inference_only ? 1 : 2;
 	return MOE_OK;
 }
 
-static enum moe_status reserve_scratch(struct moe_model *m)
+enum moe_status moe_model_reserve_scratch(struct moe_model *m)
 {
 	const struct moe_decoder *d = &m->decoder;
 	size_t scratch = moe_decoder_scratch(d);
@@ -85,16 +92,6 @@ static enum moe_status make_slots(struct moe_model *m)
 		MOE_TRY(moe_decoder_slot_create(m->engine, &m->decoder, &m->tensors,
 						m->params.max_tokens, &m->slot[m->n_slots]));
 	return MOE_OK;
-}
-
-/* From the lowest trained layer on: their recomputation has the backward of the layers above to overlap with. */
-static void choose_recompute(struct moe_model *m)
-{
-	int lowest = moe_decoder_lowest(&m->decoder);
-
-	m->recomputed = m->params.recompute == MOE_RECOMPUTE_ALWAYS ? m->decoder.n_layers - lowest : 0;
-	for (int i = 0; i < m->decoder.n_layers; i++)
-		moe_decoder_set_recompute(&m->decoder.layers[i], i >= lowest && i < lowest + m->recomputed);
 }
 
 static enum moe_status check_dropout(const struct moe_model *m)
@@ -122,8 +119,7 @@ static void set_dropout(struct moe_model *m)
 	}
 }
 
-/* Tensors, the ring of the backward's weights, worker scratch, slots. */
-static enum moe_status make_runtime(struct moe_model *m)
+enum moe_status moe_model_make_tensors(struct moe_model *m)
 {
 	struct moe_decoder *d = &m->decoder;
 	struct moe_cut cut = { 1, 1, 1 };
@@ -140,10 +136,17 @@ static enum moe_status make_runtime(struct moe_model *m)
 		MOE_TRY(moe_backward_ring_create(m->engine, experts,
 						 experts->part[0].gate[0].dtype, m->backward.ring,
 						 &m->tensors.ring));
-	choose_recompute(m);
+	return MOE_OK;
+}
+
+/* Tensors, worker scratch, slots. */
+static enum moe_status make_runtime(struct moe_model *m)
+{
+	MOE_TRY(moe_model_make_tensors(m));
 	set_dropout(m);
 	MOE_TRY(moe_ticket_create(m->engine, &m->ticket));
-	MOE_TRY(reserve_scratch(m));
+	MOE_TRY(moe_model_reserve_scratch(m));
+	moe_model_apply_plan(m);
 	return make_slots(m);
 }
 
@@ -157,17 +160,19 @@ enum moe_status moe_model_reserve(struct moe_model *m, int T, int slots)
 	if (T <= m->params.max_tokens && slots <= m->n_slots)
 		return MOE_OK;
 	MOE_TRY(moe_engine_wait(m->engine));
+	MOE_TRY(moe_model_plan_slots(m, MOE_MAX(T, m->params.max_tokens), MOE_MAX(slots, m->n_slots)));
+	for (; m->n_slots; m->n_slots--)
+		moe_decoder_slot_destroy(&m->slot[m->n_slots - 1]);
+	moe_model_apply_plan(m);
 	if (T > m->params.max_tokens) {
-		for (; m->n_slots; m->n_slots--)
-			moe_decoder_slot_destroy(&m->slot[m->n_slots - 1]);
 		m->params.max_tokens = T;
-		MOE_TRY(reserve_scratch(m));
+		MOE_TRY(moe_model_reserve_scratch(m));
 	}
 	if (positions > m->decoder.positions) {
 		m->decoder.positions = positions;
 		MOE_TRY(moe_model_make_rope(m));
 	}
-	m->params.slots = MOE_MAX(m->params.slots, slots);
+	m->params.slots = m->plan.slots;
 	return make_slots(m);
 }
 
@@ -222,6 +227,21 @@ out:
 	return status;
 }
 
+/* Gradients and moments are written first in the first step; masters were, when they were loaded. */
+static void touch(struct moe_model *m)
+{
+	double start = moe_now();
+
+	if (m->params.inference_only)
+		return;
+	m->touched_bytes = (int64_t)(moe_memory_touch(m->engine, "gradients") +
+				     moe_memory_touch(m->engine, "moments"));
+	m->touch_seconds = moe_now() - start;
+	if (m->touched_bytes)
+		moe_log(MOE_LOG_INFO, "touched %.2f GB of gradients and moments in %.2f s",
+			(double)m->touched_bytes * 1e-9, m->touch_seconds);
+}
+
 enum moe_status moe_model_open(struct moe_engine *engine, const struct moe_model_params *params,
 			       struct moe_model **out)
 {
@@ -245,6 +265,7 @@ enum moe_status moe_model_open(struct moe_engine *engine, const struct moe_model
 		st = load(m, params->adapter, params->lora_targets);
 	if (st != MOE_OK)
 		goto fail;
+	touch(m);
 	m->load_seconds = moe_now() - start;
 	*out = m;
 	return MOE_OK;
@@ -318,6 +339,16 @@ enum moe_status moe_model_get_info(struct moe_model *m, struct moe_model_info *i
 		.load_seconds = m->load_seconds,
 		.backward_weights = m->backward_text,
 		.expert_format = m->format ? m->format->name : NULL,
+		.method = m->params.method,
+		.masters = m->params.masters,
+		.whole_params = moe_model_whole_params(m),
+		.touched_bytes = m->touched_bytes,
+		.touch_seconds = m->touch_seconds,
+		.planned_bytes = m->plan.total,
+		.wanted_bytes = m->plan.wanted,
+		.allowed_bytes = m->plan.allowed,
+		.trained_layers = a->n_layers - m->plan.lowest,
+		.recomputed_layers = m->plan.recomputed,
 	};
 	for (int j = 0; j < MOE_ADAPTER_TARGETS; j++)
 		if (j != MOE_ADAPTER_EXPERTS)
@@ -327,11 +358,12 @@ enum moe_status moe_model_get_info(struct moe_model *m, struct moe_model_info *i
 	lora = moe_model_count_lora(m);
 	info->attention_lora_params = lora.attention;
 	info->router_lora_params = lora.router;
+	info->router_weights = m->lora.router_weights;
 	info->shared_lora_params = lora.shared;
 	info->dense_lora_params = lora.dense;
 	info->expert_lora_params = lora.experts;
 	if (!m->params.inference_only)
-		info->trainable_params =
-			lora.attention + lora.router + lora.shared + lora.dense + lora.experts;
+		info->trainable_params = lora.attention + lora.router + lora.shared + lora.dense +
+					 lora.experts + info->whole_params;
 	return MOE_OK;
 }

@@ -28,6 +28,7 @@ struct moe_lora_plan {
 	bool partial[MOE_ADAPTER_TARGETS]; /* not in every layer that could have it */
 	int gate_up_rank, down_rank;
 	bool share_a, rslora;
+	bool router_weights; /* the adapter has the routers' weights themselves */
 };
 
 /* LoRA of a router, folded into its weight: W = base + scale B A in f32, which is small. */
@@ -37,6 +38,17 @@ struct moe_folded_lora {
 	float scale;
 	float *a, *b, *base; /* [r, k], [n, r], [n, k] */
 	struct moe_router_lora *trained; /* its values are a and b; NULL: frozen */
+};
+
+/* Bytes. What is not of the slots is counted before they are chosen. */
+struct moe_memory_plan {
+	int64_t weights, trained; /* allocations for good: weights with copies; adapter, gradients, moments, masters */
+	int64_t scratch, runtime; /* of workers; handles and live tasks */
+	int64_t process, loading, saving;
+	int64_t slot; /* with its handles */
+	int64_t total, wanted, allowed;
+	int slots, lowest, recomputed; /* from the lowest trained layer on */
+	bool limited; /* allowed was asked for, else it is what the machine has */
 };
 
 struct moe_model {
@@ -49,7 +61,7 @@ struct moe_model {
 	struct moe_decoder_tensors tensors;
 	struct moe_decoder_slot slot[MOE_MODEL_SLOTS];
 	int n_slots;
-	int recomputed; /* trained layers that recompute, from the lowest on */
+	struct moe_memory_plan plan;
 	int group_size; /* experts per task */
 	const struct moe_format *convert; /* params.weights, or NULL */
 	const struct moe_format *format;  /* of the experts, NULL: plain */
@@ -57,10 +69,37 @@ struct moe_model {
 	char backward_text[32];
 	struct moe_ticket *ticket; /* of evaluation and logits */
 	atomic_flag busy;
+	const char *output_dir; /* of the training that is running: not owned */
+	int64_t slice_elements; /* of arrays that are trained whole */
 	int64_t text; /* tokens whose keys and values slot 0 has */
 	int64_t non_finite;
-	double load_seconds;
+	double load_seconds, touch_seconds;
+	int64_t touched_bytes;
 };
+
+/* ---- whole training: api/model_full.c ---- */
+
+/* Whether a role's weights are trained themselves. */
+bool moe_model_trains(const struct moe_model *m, enum moe_role role);
+/* The dtype that weights of a role are packed from; loaded: the checkpoint's. */
+enum moe_dtype moe_model_packed_dtype(const struct moe_model *m, enum moe_role role,
+				      enum moe_dtype loaded);
+/* What cannot be had with params.method, before anything is loaded. */
+enum moe_status moe_model_check_method(const struct moe_model *m);
+/* The lists of what is trained; they stay empty until memory is taken. */
+enum moe_status moe_model_shape_trained(struct moe_model *m);
+/* A role's array, or chunk of the vocabulary; NULL: it is not trained, or belongs to the experts. */
+struct moe_trained *moe_model_trained(const struct moe_model *m, enum moe_role role, int layer, int chunk);
+/* Its memory; weight (NULL: a vector) is [rows, cols]. */
+enum moe_status moe_model_alloc_trained(struct moe_model *m, enum moe_role role, int layer, int chunk,
+					struct moe_weight *weight, float *vector, int64_t rows,
+					int64_t cols, int part);
+void moe_model_free_trained(struct moe_model *m);
+/* Of experts: key of the layer for stochastic rounding. */
+uint64_t moe_model_rounding_key(const struct moe_model *m, enum moe_role role, int layer);
+int64_t moe_model_whole_params(const struct moe_model *m);
+/* moe_model_save for whoever is inside. */
+enum moe_status moe_model_write_checkpoint(struct moe_model *m, const char *dir);
 
 enum moe_status moe_model_enter(struct moe_model *m);
 void moe_model_leave(struct moe_model *m);
@@ -87,12 +126,24 @@ static inline int moe_lora_rank(const struct moe_lora_plan *p, enum moe_adapter_
 {
 	return p->on[t][layer] ? p->rank[t] : 0;
 }
-/*
- * The decoder's shape without memory for weights; then refuses what cannot fit (not on a dry engine, st NULL) and
- * chooses what the backward multiplies by.
- */
+/* The decoder's shape without memory for weights. */
 enum moe_status moe_model_shape(struct moe_model *m);
+/* What the backward multiplies by. memory: bytes that are left for copies, < 0: any. */
+enum moe_status moe_model_choose_backward(struct moe_model *m, int64_t memory);
+/*
+ * Counts what opening will take by doing it on a dry engine, and chooses what fits: copies for the backward, slots,
+ * layers that recompute. MOE_ERR_NOFIT: nothing does (on a dry engine: the least is chosen). st NULL: weights as BF16.
+ */
 enum moe_status moe_model_plan_memory(struct moe_model *m, const struct moe_safetensors *st);
+/* The same for slots of T tokens, at least `slots`, once weights are there; chooses again. */
+enum moe_status moe_model_plan_slots(struct moe_model *m, int T, int slots);
+/* Marks the layers that recompute; no slot may exist. */
+void moe_model_apply_plan(struct moe_model *m);
+/* Tensors of the decoder, the ring of the backward's weights; what workers need for max_tokens. */
+enum moe_status moe_model_make_tensors(struct moe_model *m);
+enum moe_status moe_model_reserve_scratch(struct moe_model *m);
+/* Submits one step of documents of n tokens in micro-batches of T, on a dry engine with a slot. */
+enum moe_status moe_model_count_step(struct moe_model *m, int T, int n, int micro_batches);
 void moe_model_free_decoder(struct moe_model *m);
 /* Weights from the checkpoint (st NULL, on a dry engine: their memory only), LoRA initialised. */
 enum moe_status moe_model_make_rope(struct moe_model *m);

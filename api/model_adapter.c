@@ -151,6 +151,8 @@ static enum moe_status check_fit(const struct moe_model *m, const struct moe_ada
 		const struct moe_adapter_entry *e = &adapter->entries[i];
 		int rank = moe_lora_rank(&m->lora, e->target, e->layer);
 
+		if (e->weight)
+			continue;
 		if (e->target == MOE_ADAPTER_EXPERTS) {
 			MOE_TRY(check_experts(m, adapter, e));
 			continue;
@@ -161,6 +163,20 @@ static enum moe_status check_fit(const struct moe_model *m, const struct moe_ada
 					  scale_of(m, e->target));
 	}
 	return MOE_OK;
+}
+
+/* The routers' own weights are not kept where an adapter has others. */
+static enum moe_status check_routers(const struct moe_model *m, const struct moe_adapter *adapter)
+{
+	int want = m->lora.router_weights ? moe_arch_moe_layers(&m->arch) : 0, n = 0;
+
+	for (size_t i = 0; i < adapter->n_entries; i++)
+		n += adapter->entries[i].weight != NULL;
+	return n == want ? MOE_OK
+			 : moe_fail(MOE_ERR_ARG,
+				    "the adapter has the weights of %d routers, the model has %d from elsewhere: "
+				    "open the model with this adapter instead",
+				    n, want);
 }
 
 /*
@@ -216,6 +232,18 @@ static enum moe_status set_experts(struct moe_model *m, const struct moe_adapter
 	return copy_experts(x, MOE_DOWN_B, e->rank, e->down_b, grow, true);
 }
 
+/* A router's weight from f32 [E, H]; its memory has room for F32. */
+static void set_router(struct moe_experts *x, const float *weight)
+{
+	size_t bytes = (size_t)x->E * (size_t)x->H * sizeof(float);
+
+	if (x->router_param.value)
+		memcpy(x->router_param.value, weight, bytes);
+	else
+		moe_kernels()->weight_pack(&x->router_weight, weight, MOE_F32, x->E, x->H, x->H,
+					   MOE_USE_EXACT);
+}
+
 static enum moe_status set_entry(struct moe_model *m, const struct moe_adapter *adapter,
 				 const struct moe_adapter_entry *e)
 {
@@ -225,6 +253,10 @@ static enum moe_status set_entry(struct moe_model *m, const struct moe_adapter *
 
 	if (e->target == MOE_ADAPTER_EXPERTS)
 		return set_experts(m, adapter, e);
+	if (e->weight) {
+		set_router(m->decoder.layers[e->layer].experts, e->weight);
+		return MOE_OK;
+	}
 	if (moe_model_single(m, e->layer, e->target, &p)) {
 		memcpy(p.a->value, e->a, a);
 		memcpy(p.b->value, e->b, b);
@@ -285,6 +317,8 @@ static void clear_all_moments(struct moe_model *m)
 		struct moe_decoder_layer *l = &m->decoder.layers[i];
 		struct moe_experts *e = l->experts;
 
+		if (e)
+			clear_moments(&e->router_param, 1);
 		if (e && e->router_lora) {
 			clear_moments(&e->router_lora->a, 1);
 			clear_moments(&e->router_lora->b, 1);
@@ -332,6 +366,8 @@ enum moe_status moe_model_load_adapter(struct moe_model *m, const char *dir)
 	if (st == MOE_OK)
 		st = moe_adapter_read(dir, &adapter);
 	if (st == MOE_OK)
+		st = check_routers(m, adapter);
+	if (st == MOE_OK)
 		st = moe_model_set_adapter(m, adapter);
 	moe_adapter_free(adapter);
 	moe_model_leave(m);
@@ -378,10 +414,17 @@ static enum moe_status get_layer(struct moe_model *m, int i, struct moe_adapter 
 	for (int j = 0; j < MOE_ADAPTER_TARGETS; j++) {
 		struct moe_adapter_entry *e = &out->entries[out->n_entries];
 
-		if (!moe_lora_rank(&m->lora, (enum moe_adapter_target)j, i))
-			continue;
 		e->layer = i;
 		e->target = (enum moe_adapter_target)j;
+		if (j == MOE_ADAPTER_ROUTER && l->experts && m->lora.router_weights) {
+			e->in = l->experts->H;
+			e->out = l->experts->E;
+			e->weight = l->experts->router_weight.data; /* exact F32: rows as they are */
+			out->n_entries++;
+			continue;
+		}
+		if (!moe_lora_rank(&m->lora, e->target, i))
+			continue;
 		e->rank = m->lora.rank[j];
 		e->alpha = m->lora.alpha[j];
 		out->n_entries++;

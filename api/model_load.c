@@ -11,7 +11,7 @@ struct loader {
 	struct moe_model *m;
 	const struct moe_safetensors *st; /* NULL: shapes only, for an estimate */
 	struct moe_st_tensor shape;	  /* then: the last tensor */
-	struct moe_pack *pack;		  /* with st */
+	struct moe_pack *pack;		  /* NULL: nothing is read, on a dry engine */
 };
 
 bool moe_model_has(const struct moe_model *m, const struct moe_safetensors *st, enum moe_role role,
@@ -89,7 +89,12 @@ static enum moe_status next(struct loader *l, enum moe_role role, int layer, int
 		return MOE_OK;
 	}
 	MOE_TRY(moe_model_find(l->m, l->st, role, layer, expert, out));
-	return moe_pack_tensor(l->pack, *out);
+	if (l->pack)
+		return moe_pack_tensor(l->pack, *out);
+	l->shape = **out;
+	l->shape.data = NULL;
+	*out = &l->shape;
+	return MOE_OK;
 }
 
 /* The same for one that the caller reads itself. */
@@ -97,7 +102,7 @@ static enum moe_status next_read(struct loader *l, enum moe_role role, int layer
 				 const struct moe_st_tensor **out)
 {
 	MOE_TRY(next(l, role, layer, -1, out));
-	if (l->st)
+	if (l->pack)
 		moe_pack_read(l->pack, *out);
 	return MOE_OK;
 }
@@ -111,9 +116,27 @@ static void *take(struct moe_model *m, size_t bytes, int part, const char *purpo
 	return p;
 }
 
+/* Weights that are trained are plain; as their own masters, BF16. */
+static enum moe_status check_trained(const struct loader *l, enum moe_role role,
+				     const struct moe_st_tensor *t, const char *format)
+{
+	if (!moe_model_trains(l->m, role))
+		return MOE_OK;
+	if (format)
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"%s is %s: quantised weights stay frozen; method lora trains an adapter on them",
+				t->name, format);
+	if (l->st && l->m->params.masters == MOE_MASTERS_BF16 && t->dtype != MOE_BF16)
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"%s is %s: masters bf16 needs a checkpoint in BF16; masters f32 takes any", t->name,
+				t->dtype_text);
+	return MOE_OK;
+}
+
 /* A vector in f32; NULL where the model has none. */
 static enum moe_status load_vector(struct loader *l, enum moe_role role, int layer, float **out)
 {
+	const struct moe_trained *trained;
 	const struct moe_st_tensor *t;
 	int64_t shape[MOE_MAX_NDIM];
 	int ndim = moe_arch_tensor_shape(&l->m->arch, role, layer, shape);
@@ -128,27 +151,38 @@ static enum moe_status load_vector(struct loader *l, enum moe_role role, int lay
 		return MOE_ERR_NOMEM;
 	if (t->data)
 		moe_to_f32(*out, t->data, t->dtype, (size_t)n);
+	MOE_TRY(moe_model_alloc_trained(l->m, role, layer, 0, NULL, *out, ndim == 2 ? shape[0] : 1,
+					shape[ndim - 1], -1));
+	trained = moe_model_trained(l->m, role, layer, 0);
+	if (t->data && trained)
+		moe_trained_set(trained, t->data, t->dtype);
 	return MOE_OK;
 }
 
-/* Rows of a [*, k] tensor, to be packed on a part. */
-static enum moe_status pack(struct loader *l, const void *src, enum moe_dtype dtype, int64_t n,
-			    int64_t k, int part, struct moe_weight *w)
+/* Rows of a [*, k] tensor (a chunk of it), to be packed on a part. */
+static enum moe_status pack(struct loader *l, enum moe_role role, int layer, int chunk, const void *src,
+			    enum moe_dtype dtype, int64_t n, int64_t k, int part, struct moe_weight *w)
 {
+	enum moe_dtype as = moe_model_packed_dtype(l->m, role, dtype);
+
 	if (!w->data)
-		w->data = take(l->m, moe_kernels()->weight_bytes(dtype, n, k, MOE_USE_GEMM), part,
+		w->data = take(l->m, moe_kernels()->weight_bytes(as, n, k, MOE_USE_GEMM), part,
 			       "weights");
 	if (!w->data)
 		return MOE_ERR_NOMEM;
-	if (l->st)
-		return moe_pack_weight(l->pack, part, w, src, dtype, n, k);
-	moe_kernels()->weight_pack(w, NULL, dtype, n, k, k, MOE_USE_GEMM);
+	MOE_TRY(moe_model_alloc_trained(l->m, role, layer, chunk, w, NULL, n, k, part));
+	if (l->pack)
+		return moe_pack_weight(l->pack, part, w, moe_model_trained(l->m, role, layer, chunk), src,
+				       dtype, n, k);
+	moe_kernels()->weight_pack(w, NULL, as, n, k, k, MOE_USE_GEMM);
 	return MOE_OK;
 }
 
 /* The tensors of a quantised weight are done when its codes are. */
 static enum moe_status begin_coded(struct loader *l, const struct moe_st_quantised *t)
 {
+	if (!l->pack)
+		return MOE_OK;
 	MOE_TRY(moe_pack_tensor(l->pack, t->scale));
 	if (t->zero)
 		MOE_TRY(moe_pack_tensor(l->pack, t->zero));
@@ -163,7 +197,7 @@ static enum moe_status load_coded(struct loader *l, const struct moe_st_quantise
 	if (!w->data)
 		return MOE_ERR_NOMEM;
 	MOE_TRY(begin_coded(l, t));
-	return moe_pack_coded(l->pack, part, w, &t->q);
+	return l->pack ? moe_pack_coded(l->pack, part, w, &t->q) : MOE_OK;
 }
 
 static enum moe_status load_weight(struct loader *l, enum moe_role role, int layer,
@@ -177,10 +211,13 @@ static enum moe_status load_weight(struct loader *l, enum moe_role role, int lay
 
 	if (l->st)
 		MOE_TRY(moe_model_find_quantised(l->m, l->st, role, layer, -1, &coded, &found));
-	if (found)
+	if (found) {
+		MOE_TRY(check_trained(l, role, coded.codes, coded.q.coding.format->name));
 		return load_coded(l, &coded, part, w);
+	}
 	MOE_TRY(next(l, role, layer, -1, &t));
-	return pack(l, t->data, t->dtype, t->shape[0], t->shape[1], part, w);
+	MOE_TRY(check_trained(l, role, t, NULL));
+	return pack(l, role, layer, 0, t->data, t->dtype, t->shape[0], t->shape[1], part, w);
 }
 
 static enum moe_status load_vocab(struct loader *l, enum moe_role role, struct moe_vocab *v)
@@ -189,11 +226,12 @@ static enum moe_status load_vocab(struct loader *l, enum moe_role role, struct m
 	size_t row;
 
 	MOE_TRY(next(l, role, -1, -1, &t));
+	MOE_TRY(check_trained(l, role, t, NULL));
 	row = (size_t)t->shape[1] * moe_dtype_size(t->dtype);
 	for (int c = 0; c < v->n_chunks; c++) {
 		int64_t v0 = (int64_t)c * MOE_VOCAB_CHUNK;
 
-		MOE_TRY(pack(l, t->data ? (const char *)t->data + (size_t)v0 * row : NULL, t->dtype,
+		MOE_TRY(pack(l, role, -1, c, t->data ? (const char *)t->data + (size_t)v0 * row : NULL, t->dtype,
 			     MOE_MIN((int64_t)MOE_VOCAB_CHUNK, t->shape[0] - v0), t->shape[1],
 			     c % moe_engine_parts(l->m->engine), &v->chunk[c]));
 	}
@@ -213,9 +251,9 @@ static enum moe_status pack_expert(struct loader *l, struct moe_experts *e, int 
 				   enum moe_expert_matrix which, int expert, const void *src,
 				   enum moe_dtype dtype)
 {
-	if (l->st && l->m->convert)
+	if (l->pack && l->m->convert)
 		return moe_pack_expert_as(l->pack, back, e, which, expert, src, dtype, l->m->convert);
-	if (l->st)
+	if (l->pack)
 		return moe_pack_expert(l->pack, back, e, which, expert, src, dtype);
 	if (l->m->convert) { /* the description */
 		struct moe_quantised q = { .n = which == MOE_DOWN ? e->H : e->I,
@@ -226,7 +264,8 @@ static enum moe_status pack_expert(struct loader *l, struct moe_experts *e, int 
 			moe_experts_pack_coded(e, which, expert, p, &q, 0, 1);
 		return MOE_OK;
 	}
-	moe_experts_pack(e, which, expert, src, dtype);
+	moe_experts_pack(e, which, expert, src,
+			 moe_model_packed_dtype(l->m, MOE_ROLE_EXPERT_GATE, dtype));
 	return MOE_OK;
 }
 
@@ -403,6 +442,15 @@ enum moe_status moe_model_choose_format(struct moe_model *m, const struct moe_sa
 	return MOE_OK;
 }
 
+/* Without reading any. */
+static enum moe_status describe_experts(struct loader *l, struct moe_experts *e, enum moe_dtype dtype, bool coded)
+{
+	for (int i = 0; !coded && i < e->E; i++)
+		for (int j = 0; j < MOE_EXPERT_MATRICES; j++)
+			MOE_TRY(pack_expert(l, e, 0, (enum moe_expert_matrix)j, i, NULL, dtype));
+	return MOE_OK;
+}
+
 static enum moe_status load_experts(struct loader *l, int layer, struct moe_experts *e)
 {
 	const struct moe_lora_plan *lora = &l->m->lora;
@@ -410,6 +458,7 @@ static enum moe_status load_experts(struct loader *l, int layer, struct moe_expe
 	bool fused = l->st && moe_model_has(l->m, l->st, MOE_ROLE_EXPERTS_GATE_UP, layer, -1);
 	struct expert_coding c = { .coded = false };
 	const struct moe_st_tensor *t;
+	bool whole = moe_model_trains(l->m, MOE_ROLE_EXPERT_GATE);
 	struct moe_experts_shape s = {
 		.E = e->E,
 		.k = e->k,
@@ -423,6 +472,12 @@ static enum moe_status load_experts(struct loader *l, int layer, struct moe_expe
 		.share_a = lora->share_a,
 		.trainable = r > 0 && !l->m->params.inference_only,
 		.backward = l->m->backward.mode,
+		.base_grads = whole,
+		.train_base = whole,
+		.frozen_router = !moe_model_trains(l->m, MOE_ROLE_ROUTER),
+		.train_router = moe_model_trains(l->m, MOE_ROLE_ROUTER),
+		.own_masters = whole && l->m->params.masters == MOE_MASTERS_BF16,
+		.key = moe_model_rounding_key(l->m, MOE_ROLE_EXPERT_GATE, layer),
 	};
 
 	if (l->st)
@@ -441,13 +496,24 @@ static enum moe_status load_experts(struct loader *l, int layer, struct moe_expe
 				       &t));
 	else
 		t = only_shape(l, MOE_ROLE_EXPERT_GATE, layer);
-	MOE_TRY(moe_experts_alloc(l->m->engine, &s, t->dtype, e));
-	if (c.coded)
+	MOE_TRY(check_trained(l, MOE_ROLE_EXPERT_GATE, t, c.coded ? c.coding[0].format->name : NULL));
+	MOE_TRY(moe_experts_alloc(l->m->engine, &s,
+				  moe_model_packed_dtype(l->m, MOE_ROLE_EXPERT_GATE, t->dtype), e));
+	if (l->st && !l->pack)
+		MOE_TRY(describe_experts(l, e, t->dtype, c.coded));
+	else if (c.coded)
 		MOE_TRY(c.fused ? load_fused_coded(l, layer, e, c.coding)
 				: load_single_coded(l, layer, e, c.coding));
 	else
 		MOE_TRY(fused ? load_fused(l, layer, e) : load_single(l, layer, e, t->dtype));
 	MOE_TRY(next_read(l, MOE_ROLE_ROUTER, layer, &t));
+	if (e->router_param.value) { /* its master is its packed form */
+		if (t->data)
+			moe_to_f32(e->router_param.value, t->data, t->dtype, (size_t)(e->E * e->H));
+		moe_kernels()->weight_pack(&e->router_weight, NULL, MOE_F32, e->E, e->H, e->H,
+					   MOE_USE_EXACT);
+		return MOE_OK;
+	}
 	moe_kernels()->weight_pack(&e->router_weight, t->data, t->dtype, e->E, e->H, e->H,
 				   MOE_USE_EXACT);
 	return MOE_OK;
@@ -534,10 +600,10 @@ enum moe_status moe_model_load_weights(struct moe_model *m, const struct moe_saf
 	struct loader l = { .m = m, .st = st };
 	enum moe_status status;
 
-	if (st)
+	if (st && !moe_engine_is_dry(m->engine))
 		MOE_TRY(moe_pack_create(m, (int64_t)moe_safetensors_count(st), &l.pack));
 	status = load_all(&l);
-	if (status == MOE_OK && st)
+	if (status == MOE_OK && l.pack)
 		status = moe_pack_run(l.pack);
 	moe_pack_destroy(l.pack);
 	return status;

@@ -18,11 +18,20 @@ static bool possible(const struct moe_arch *arch, int target, int layer)
 				     layer, shape) != 0;
 }
 
-static void finish(struct moe_model *m)
+static enum moe_status finish(struct moe_model *m)
 {
+	if (m->lora.router_weights && m->lora.rank[MOE_ADAPTER_ROUTER])
+		return moe_fail(MOE_ERR_ARG,
+				"train_router trains the routers' weights, and the targets (gate) an adapter of them: "
+				"one of both is possible");
+	if (m->params.train_router && m->params.inference_only)
+		return moe_fail(MOE_ERR_ARG, "train_router and inference_only exclude each other");
+	if (m->params.train_router && !m->arch.n_experts)
+		return moe_fail(MOE_ERR_ARG, "train_router: this %s model has no routers", m->arch.name);
 	for (int t = 0; t < MOE_ADAPTER_TARGETS; t++)
 		for (int l = 0; m->lora.rank[t] && l < m->arch.n_layers; l++)
 			m->lora.partial[t] |= possible(&m->arch, t, l) && !m->lora.on[t][l];
+	return MOE_OK;
 }
 
 /* Gate and up get rank R, down r; the engine computes with the larger one. */
@@ -47,7 +56,7 @@ static enum moe_status lora_from_params(struct moe_model *m)
 	struct moe_targets *t;
 	enum moe_status status;
 
-	if (p->inference_only && !p->lora_rank)
+	if ((p->inference_only && !p->lora_rank) || p->method == MOE_METHOD_FULL)
 		return MOE_OK;
 	if (!p->lora_targets && !m->arch.n_experts)
 		text = "q_proj,k_proj,v_proj,o_proj";
@@ -101,21 +110,38 @@ static enum moe_status add_experts(struct moe_lora_plan *p, const struct moe_ada
 	return MOE_OK;
 }
 
+static enum moe_status take_router_weights(struct moe_model *m, const struct moe_adapter *adapter)
+{
+	int n = 0, layers = moe_arch_moe_layers(&m->arch);
+
+	for (size_t i = 0; i < adapter->n_entries; i++)
+		n += adapter->entries[i].weight != NULL;
+	if (n && n < layers && !m->params.inference_only && !m->params.train_router)
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"the adapter has the weights of %d routers, the model %d: with train_router all are "
+				"trained", n, layers);
+	m->lora.router_weights |= n != 0;
+	return MOE_OK;
+}
+
 enum moe_status moe_model_plan_lora(struct moe_model *m, const struct moe_adapter *adapter)
 {
 	memset(&m->lora, 0, sizeof m->lora);
+	m->lora.router_weights = m->params.train_router && m->params.method != MOE_METHOD_FULL;
 	if (!adapter) {
 		MOE_TRY(lora_from_params(m));
-		finish(m);
-		return MOE_OK;
+		return finish(m);
 	}
 	MOE_TRY(moe_adapter_check(adapter, &m->arch));
 	m->lora.share_a = adapter->share_a;
 	m->lora.rslora = adapter->rslora;
+	MOE_TRY(take_router_weights(m, adapter));
 	for (size_t i = 0; i < adapter->n_entries; i++) {
 		const struct moe_adapter_entry *e = &adapter->entries[i];
 		int *rank = &m->lora.rank[e->target];
 
+		if (e->weight)
+			continue;
 		m->lora.on[e->target][e->layer] = true;
 		if (e->target == MOE_ADAPTER_EXPERTS) {
 			MOE_TRY(add_experts(&m->lora, adapter, e));
@@ -126,8 +152,7 @@ enum moe_status moe_model_plan_lora(struct moe_model *m, const struct moe_adapte
 		*rank = (int)e->rank;
 		m->lora.alpha[e->target] = e->alpha;
 	}
-	finish(m);
-	return MOE_OK;
+	return finish(m);
 }
 
 static int64_t *count_of(struct moe_lora_count *c, int target)
@@ -146,6 +171,8 @@ struct moe_lora_count moe_model_count_lora(const struct moe_model *m)
 	int64_t shape[MOE_MAX_NDIM], H = a->hidden, I = a->moe_intermediate;
 	struct moe_lora_count c = { 0 };
 
+	if (p->router_weights)
+		c.router = (int64_t)moe_arch_moe_layers(a) * a->n_experts * H;
 	for (int l = 0; l < a->n_layers; l++)
 		for (int t = 0; t < MOE_ADAPTER_TARGETS; t++) {
 			if (!p->on[t][l] || !p->rank[t])

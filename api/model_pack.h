@@ -18,8 +18,9 @@ void moe_pack_destroy(struct moe_pack *p); /* NULL accepted */
 enum moe_status moe_pack_tensor(struct moe_pack *p, const struct moe_st_tensor *t);
 /* The tensor is read by the caller, now: its values are counted here. */
 void moe_pack_read(struct moe_pack *p, const struct moe_st_tensor *t);
-/* [n, k] of the last tensor, contiguous, to be packed on a part. */
-enum moe_status moe_pack_weight(struct moe_pack *p, int part, struct moe_weight *w, const void *src,
+/* [n, k] of the last tensor, contiguous, to be packed on a part; by way of its master where it is trained. */
+enum moe_status moe_pack_weight(struct moe_pack *p, int part, struct moe_weight *w,
+				const struct moe_trained *trained, const void *src,
 				enum moe_dtype dtype, int64_t n, int64_t k);
 /* An expert's matrix, contiguous, in the last tensor or in the one before it (back 1). */
 enum moe_status moe_pack_expert(struct moe_pack *p, int back, struct moe_experts *e,

@@ -20,9 +20,15 @@ static enum moe_status reserve(struct moe_trainee *t, int T, int slots)
 	return MOE_OK;
 }
 
+/* Checkpoints hold the training state, which has weights that are trained themselves; the output folder gets
+ * them as a model. */
 static enum moe_status save_adapter(void *user, const char *dir)
 {
-	return moe_model_write_adapter(user, dir);
+	struct moe_model *m = user;
+
+	if (m->params.method != MOE_METHOD_LORA && dir == m->output_dir)
+		MOE_TRY(moe_model_write_checkpoint(m, dir));
+	return m->params.method == MOE_METHOD_FULL ? MOE_OK : moe_model_write_adapter(m, dir);
 }
 
 static struct moe_trainee trainee_of(struct moe_model *m)
@@ -40,13 +46,13 @@ static struct moe_trainee trainee_of(struct moe_model *m)
 	return t;
 }
 
-/* Counters of the rows that each trained expert saw; zeroed. */
+/* Counters of the rows that each expert saw, from the lowest trained layer up; zeroed. */
 static enum moe_status reset_counters(struct moe_model *m)
 {
-	for (int i = 0; i < m->decoder.n_layers; i++) {
+	for (int i = m->tensors.lowest; i < m->decoder.n_layers; i++) {
 		struct moe_experts *e = m->decoder.layers[i].experts;
 
-		if (!e || !e->r)
+		if (!e)
 			continue;
 		if (!e->tokens_seen)
 			e->tokens_seen = moe_calloc((size_t)e->E, sizeof *e->tokens_seen);
@@ -55,6 +61,11 @@ static enum moe_status reset_counters(struct moe_model *m)
 		memset(e->tokens_seen, 0, (size_t)e->E * sizeof *e->tokens_seen);
 	}
 	return MOE_OK;
+}
+
+enum moe_status moe_train_check(const struct moe_trainer_params *params)
+{
+	return moe_train_check_params(params);
 }
 
 enum moe_status moe_train(struct moe_model *m, const struct moe_trainer_params *params,
@@ -68,6 +79,7 @@ enum moe_status moe_train(struct moe_model *m, const struct moe_trainer_params *
 		return moe_fail(MOE_ERR_ARG, "train result: struct_size is not set");
 	MOE_TRY(moe_model_enter(m));
 	t = trainee_of(m);
+	m->output_dir = params ? params->output_dir : NULL;
 	if (m->params.inference_only || m->tensors.lowest >= m->decoder.n_layers)
 		st = moe_fail(MOE_ERR_ARG,
 			      "nothing is trained in this model: it was opened without LoRA or "
@@ -90,7 +102,7 @@ enum moe_status moe_train_expert_tokens(struct moe_model *m, int layer, int64_t 
 		return moe_fail(MOE_ERR_ARG, "expert tokens: layer %d", layer);
 	e = m->decoder.layers[layer].experts;
 	if (!e || !e->tokens_seen)
-		return moe_fail(MOE_ERR_ARG, "layer %d has no trained experts", layer);
+		return moe_fail(MOE_ERR_ARG, "layer %d has no experts, or lies below the lowest trained layer", layer);
 	if (n != e->E)
 		return moe_fail(MOE_ERR_ARG, "layer %d has %d experts, not %d", layer, e->E, n);
 	memcpy(counts, e->tokens_seen, (size_t)n * sizeof *counts);

@@ -3,9 +3,9 @@
  * bench formats: expert GEMMs on quantised weights against BF16's in the same run, one core,
  * weights in a rotation that no cache holds. CPU time of the thread, packing of the activations
  * included. A ratio is the median over repetitions of BF16's time over the format's, one beside the
- * other. usage: bench_formats [--shape NxK] [--m M] [--repetitions N] [--format NAME] [--isa NAME]
+ * other. usage: bench_formats [--shape NxK] [--m M] [--repetitions N] [--format NAME] [--isa NAME] [--rotation MB]
  */
-#include "codelets/kernels/packed/coded.h"
+#include "codelets/kernels/packed/ints.h"
 
 #include <getopt.h>
 #include <stdio.h>
@@ -13,16 +13,18 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#define ROTATION ((size_t)200 << 20) /* bytes of weights of each format */
-#define MAX_FORMATS 16
+static size_t rotation = (size_t)200 << 20; /* bytes of weights of each format */
+#define MAX_FORMATS 24
 #define MAX_REPETITIONS 51
 #define SAMPLE_SECONDS 2e-3
 
-static const int row_counts[] = { 1, 2, 4, 8, 16, 32, 64, 128, 256 };
+static const int row_counts[] = { 1, 2, 4, 8, 16, 32, 64, 128, 256, 512 };
+#define MOST_ROWS 512
 #define POINTS (int)(2 * MOE_COUNT(row_counts))
 
 struct bank {
 	const char *name;
+	enum moe_compute compute; /* of the forward */
 	struct moe_weight first;
 	size_t bytes;
 	int experts, next;
@@ -35,7 +37,7 @@ struct bench {
 	int n, k;
 	uint16_t *x16, *buffer;
 	float *dy, *y;
-	void *panel, *scratch;
+	void *panel, *scratch, *ints;
 };
 
 static double thread_seconds(void)
@@ -95,7 +97,7 @@ static int zero_of(const struct moe_quantised *q, int64_t row, int64_t group)
 static const struct moe_code_reader reader = { random_codes, scale_of, zero_of };
 
 static void fill(struct bank *b, const struct bench *w, const struct moe_format *f, int64_t group,
-		 bool zero)
+		 bool zero, enum moe_compute compute)
 {
 	struct moe_quantised q = {
 		.reader = &reader, .n = w->n, .k = w->k, .rows = MOE_MAX(f ? f->rows : 1, 1)
@@ -106,12 +108,14 @@ static void fill(struct bank *b, const struct bench *w, const struct moe_format 
 		q.coding = moe_format_coding(f, w->k);
 		q.coding.group = group ? group : q.coding.group;
 		q.coding.zero = zero;
+		q.coding.compute = compute;
 		q.codes.data = &q;
 		b->bytes = moe_coded_bytes(&q.coding, w->n, w->k);
 	} else {
 		b->bytes = moe_packed_bytes(w->n, w->k);
 	}
-	b->experts = (int)(ROTATION / b->bytes) + 1;
+	b->compute = compute;
+	b->experts = (int)(rotation / b->bytes) + 1;
 	b->data = pages(b->bytes * (size_t)b->experts);
 	b->first = (struct moe_weight){
 		.data = b->data, .layout = w->t->layout, .dtype = MOE_BF16, .n = w->n, .k = w->k
@@ -128,13 +132,15 @@ static void fill(struct bank *b, const struct bench *w, const struct moe_format 
 static void forward(const struct bench *w, int m, const struct moe_weight *W)
 {
 	const struct moe_tiles *t = w->t;
+	const struct moe_int_rows *ints;
 	int k = w->k;
 
 	t->pack_fwd_bf16(m, w->x16, k, NULL, k, k, w->panel, k, 0);
+	ints = moe_int_operand(t, m, W, w->panel, k, w->ints);
 	for (int n = 0; n < w->n; n += MOE_PACK_N) {
 		struct moe_fwd_seg seg = { w->panel, k, 0, k, NULL };
 
-		moe_forward(t, m, W, n / MOE_PACK_N, &seg, 1,
+		moe_forward(t, m, W, n / MOE_PACK_N, ints, &seg, 1,
 			    n + MOE_PACK_N < w->n ? moe_panel_address(W, n / MOE_PACK_N + 1) : NULL,
 			    w->y + n, w->n, moe_rows_out(m), w->buffer);
 	}
@@ -149,8 +155,9 @@ static void backward(const struct bench *w, int m, const struct moe_weight *W)
 	for (int k = 0; k < w->k; k += step) {
 		struct moe_bwd_seg seg = { .g = w->panel, .width = n, .n = n };
 		int width = MOE_MIN(step, w->k - k);
+		struct moe_coded_slice slice;
 
-		moe_backward_slice(t, W, 0, n, k, width, w->buffer, &seg);
+		moe_backward_slice(t, m, W, 0, n, k, width, w->buffer, &slice, &seg);
 		t->bwd(m, &seg, 1, width, w->y + k, w->k, moe_rows_out(m), w->scratch);
 	}
 }
@@ -186,7 +193,7 @@ static double median(double *v, int n)
 
 static void open_bench(struct bench *w)
 {
-	size_t rows = 256 * (size_t)MOE_MAX(w->n, w->k), scratch = 0;
+	size_t rows = MOST_ROWS * (size_t)MOE_MAX(w->n, w->k), scratch = 0;
 
 	for (size_t i = 0; i < MOE_COUNT(row_counts); i++)
 		scratch = MOE_MAX(scratch, w->t->bwd_scratch(row_counts[i], w->n, w->k));
@@ -195,6 +202,7 @@ static void open_bench(struct bench *w)
 	w->y = pages(rows * 4);
 	w->panel = pages(rows * 4);
 	w->scratch = pages(scratch);
+	w->ints = pages(moe_int_bytes(w->t, MOST_ROWS, w->k));
 	w->buffer = pages(MOE_MAX(32 * (size_t)w->k, moe_coded_slice_bytes(w->n)));
 	for (size_t i = 0; i < rows; i++) {
 		w->dy[i] = (float)(next_random() % 2000) * 1e-3f - 1;
@@ -205,12 +213,16 @@ static void open_bench(struct bench *w)
 static void report(struct bank *bank, int banks, int repetitions, int only)
 {
 	for (int d = 0; d < 2; d++) {
-		printf("%-10s", d ? "backward" : "forward");
+		printf("%-11s", d ? "backward" : "forward");
 		for (size_t i = 0; i < MOE_COUNT(row_counts); i++)
 			printf(" m=%-5d", row_counts[i]);
 		printf("\n");
 		for (int b = 0; b < banks; b++) {
-			printf("%-10s", bank[b].name);
+			static const char *const compute[] = { "", "", " int16", " int8" };
+
+			if (d && bank[b].compute > MOE_COMPUTE_BF16)
+				continue;
+			printf("%-5s%-6s", bank[b].name, compute[bank[b].compute]);
 			for (size_t i = 0; i < MOE_COUNT(row_counts); i++) {
 				double v[MAX_REPETITIONS];
 				int p = 2 * (int)i + d;
@@ -233,7 +245,7 @@ int main(int argc, char **argv)
 	static const struct option options[] = {
 		{ "shape", 1, NULL, 's' },	 { "m", 1, NULL, 'm' },
 		{ "repetitions", 1, NULL, 'r' }, { "format", 1, NULL, 'f' },
-		{ "isa", 1, NULL, 'i' },	 { NULL, 0, NULL, 0 }
+		{ "isa", 1, NULL, 'i' },	 { "rotation", 1, NULL, 'R' },	 { NULL, 0, NULL, 0 }
 	};
 	static struct bank bank[MAX_FORMATS];
 	struct bench w = { .n = 1536, .k = 2048 };
@@ -252,10 +264,12 @@ int main(int argc, char **argv)
 			only = optarg;
 		else if (c == 'i')
 			isa = optarg;
+		else if (c == 'R')
+			rotation = (size_t)MOE_MAX(atoi(optarg), 0) << 20;
 		else {
 			fprintf(stderr, "usage: bench_formats [--shape NxK] [--m M] [--repetitions "
 					"N] [--format NAME] "
-					"[--isa NAME]\n");
+					"[--isa NAME] [--rotation MB of weights]\n");
 			return 2;
 		}
 	if (moe_kernels_choose(isa, &table) != MOE_OK || !table->tiles || w.n % 32 || w.k % 32) {
@@ -265,19 +279,29 @@ int main(int argc, char **argv)
 	}
 	w.t = table->tiles;
 	open_bench(&w);
-	bank[0].name = "bf16 (us)";
-	fill(&bank[0], &w, NULL, 0, false);
+	bank[0].name = "bf16";
+	fill(&bank[0], &w, NULL, 0, false, MOE_COMPUTE_BF16);
 	for (int i = 0; moe_format_list[i] && banks < MAX_FORMATS; i++) {
 		const struct moe_format *f = moe_format_list[i];
 
 		if (only && strcmp(only, f->name))
 			continue;
-		bank[banks].name = f->name;
-		fill(&bank[banks++], &w, f, f->quantise ? 0 : 128, !f->quantise);
+		for (enum moe_compute how = MOE_COMPUTE_BF16; how <= MOE_COMPUTE_INT8 && banks < MAX_FORMATS; how++) {
+			struct bank *b = &bank[banks];
+
+			b->name = f->name;
+			fill(b, &w, f, f->quantise ? 0 : 128, !f->quantise, how);
+			if (moe_coded_compute(w.t, &b->first, 1) == how)
+				banks++;
+			else
+				munmap(b->data, b->bytes * (size_t)b->experts + 4096);
+		}
 	}
 	for (int r = 0; r < repetitions; r++)
 		for (int i = 0; i < POINTS; i++)
 			for (int b = 0; b < banks && (!m || m == row_counts[i / 2]); b++) {
+				if (i % 2 && bank[b].compute > MOE_COMPUTE_BF16) /* in bf16, as another bank */
+					continue;
 				double one = r ? bank[b].seconds[i][0] : sample(&w, &bank[b], i, 1);
 
 				bank[b].seconds[i][r] =

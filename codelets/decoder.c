@@ -1,6 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/decoder.h"
 #include "codelets/cost.h"
+#include "codelets/dense_grad.h"
+#include "codelets/update.h"
+
+static size_t trained_scratch(const struct moe_trained *a)
+{
+	return MOE_MAX(moe_dense_grad_scratch(a), a->param.own ? moe_update_scratch(a->param.cols) : 0);
+}
+
+/* Of its arrays that are trained whole. */
+static size_t layer_scratch(const struct moe_decoder_layer *l)
+{
+	size_t most = 0;
+
+	for (int i = 0; l->trained && i < MOE_LAYER_ARRAYS; i++)
+		most = MOE_MAX(most, trained_scratch(&l->trained[i]));
+	for (int i = 0; l->ffn && l->ffn->trained && i < MOE_FFN_MATRICES; i++)
+		most = MOE_MAX(most, trained_scratch(&l->ffn->trained[i]));
+	return most;
+}
 
 size_t moe_decoder_scratch(const struct moe_decoder *d)
 {
@@ -17,6 +36,12 @@ size_t moe_decoder_scratch(const struct moe_decoder *d)
 			most = MOE_MAX(most, k->linear_scratch(MOE_TOKEN_BLOCK, l->weight.n,
 							       l->weight.k, l->r));
 		}
+	for (int i = 0; d->embed.trained && i < d->embed.n_chunks; i++)
+		most = MOE_MAX(most, trained_scratch(&d->embed.trained[i]));
+	for (int i = 0; d->head.trained && i < d->head.n_chunks; i++)
+		most = MOE_MAX(most, trained_scratch(&d->head.trained[i]));
+	for (int i = 0; i < d->n_layers; i++)
+		most = MOE_MAX(most, layer_scratch(&d->layers[i]));
 	return most + block * ((size_t)d->H + heads);
 }
 

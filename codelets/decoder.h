@@ -9,7 +9,7 @@
 #ifndef MOE_CODELETS_DECODER_H
 #define MOE_CODELETS_DECODER_H
 
-#include "codelets/moe.h"
+#include "codelets/trained.h"
 
 struct moe_codelet;
 
@@ -25,6 +25,17 @@ struct moe_linear {
 enum moe_attn_linear { MOE_ATTN_Q = 0, MOE_ATTN_K, MOE_ATTN_V, MOE_ATTN_O, MOE_ATTN_LINEARS };
 _Static_assert((int)MOE_ATTN_LINEARS == MOE_FFN_TAG, "tags of dense matrices");
 
+/* A layer's dense arrays that may be trained whole; an MLP's are its own (struct moe_ffn). */
+enum moe_layer_array {
+	MOE_ARRAY_LINEAR = 0,		      /* + enum moe_attn_linear */
+	MOE_ARRAY_BIAS = MOE_ATTN_LINEARS,    /* + enum moe_attn_linear */
+	MOE_ARRAY_ATTN_NORM = 2 * MOE_ATTN_LINEARS,
+	MOE_ARRAY_FFN_NORM,
+	MOE_ARRAY_Q_NORM,
+	MOE_ARRAY_K_NORM,
+	MOE_LAYER_ARRAYS
+};
+
 struct moe_decoder_layer {
 	bool recompute; /* the backward computes all but x and the plan again */
 	float *attn_norm, *ffn_norm; /* [H] */
@@ -33,12 +44,14 @@ struct moe_decoder_layer {
 	int q_norm_n, k_norm_n;	     /* head dim: each head alone; else the whole projection */
 	struct moe_experts *experts; /* NULL: ffn is the layer's dense MLP */
 	struct moe_ffn *ffn;	     /* with experts: the shared ones, or NULL */
+	struct moe_trained *trained; /* [MOE_LAYER_ARRAYS], or NULL */
 };
 
 /* [V, H] in chunks of MOE_VOCAB_CHUNK rows: one packed weight each. */
 struct moe_vocab {
 	struct moe_weight *chunk;
 	int n_chunks;
+	struct moe_trained *trained; /* [n_chunks], or NULL */
 };
 
 struct moe_decoder {
@@ -48,6 +61,7 @@ struct moe_decoder {
 	float dropout; /* of LoRA's inputs, where a pass asks for it */
 	struct moe_vocab embed, head; /* tied: the same memory */
 	float *final_norm;	      /* [H] */
+	struct moe_trained *final_trained; /* of final_norm, or NULL */
 	float *rope;		      /* [positions, dim], codelets/rope_table.h */
 	int positions;
 	struct moe_decoder_layer *layers;
@@ -77,6 +91,8 @@ struct moe_attn_state {
 	float *q, *k, *v;      /* [T, heads dim], [past + T, kv_heads dim] after norm and rope */
 	float *q_pre, *k_pre;  /* before norm; NULL without */
 	float *o, *lse;	       /* [T, heads dim], [heads, T] */
+	/* [token blocks, n] what the gradients of norms get from each block; NULL: not wanted */
+	float *attn_norm_part, *ffn_norm_part, *q_norm_part, *k_norm_part;
 };
 
 /* Gradients of one layer, a ring of two. grad_q, grad_k: after qkv_bwd at the projections. */
@@ -122,13 +138,15 @@ struct moe_head_args {
 	float *out;	  /* logits: [n_rows, V] of the caller, NULL: the ring's buffer */
 	float *grad;	  /* loss_bwd: [T, H] gradient at x */
 	int t0, t1;	  /* loss_bwd: tokens that it clears first */
+	float *norm_part; /* loss_bwd: [H] what final_norm's gradient gets from these rows, or NULL */
 };
 
 /* Filled in by loss_total. */
 struct moe_loss_result {
 	double sum; /* of -log p over the trained tokens */
 	int64_t n;
-	double aux;	 /* auxiliary losses summed over the layers, without coefficient */
+	double aux, z;	 /* load-balancing and z-loss, means over the layers, without coefficients */
+	int64_t *load;	 /* [n_plans][E] of the caller or NULL: slots that went to each expert */
 	double *doc_sum; /* [n_docs] of the caller, or NULL */
 	int64_t *doc_n;	 /* [n_docs] or NULL */
 };
@@ -136,8 +154,8 @@ struct moe_loss_result {
 struct moe_loss_args {
 	struct moe_batch batch;
 	const double *row_loss;
-	const struct moe_plan *const *plans; /* [n_plans] of layers with an auxiliary loss */
-	int n_plans;
+	const struct moe_plan *const *plans; /* [n_plans] of the trained MoE layers */
+	int n_plans, n_experts;
 	struct moe_loss_result *out;
 };
 

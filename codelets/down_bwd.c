@@ -28,9 +28,6 @@ static void one(const struct moe_expert_args *a, int index, const struct moe_exp
 			clear(l, &grad, a->part, a->c0, a->c1);
 		return;
 	}
-	if (l->tokens_seen && a->part == 0 && a->c0 == 0 &&
-	    a->c1 > 0) /* micro-batches may overlap */
-		__atomic_fetch_add(&l->tokens_seen[index], rows->m, __ATOMIC_RELAXED);
 	if (a->head)
 		moe_kernels()->expert_scatter(e, rows, worker->scratch);
 	moe_kernels()->expert_down_bwd(e, rows, &grad, a->c0, a->c1, worker->scratch);

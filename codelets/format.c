@@ -2,6 +2,7 @@
 #include "codelets/format.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 const struct moe_format *moe_format_find(const char *name)
 {
@@ -9,6 +10,42 @@ const struct moe_format *moe_format_find(const char *name)
 		if (!strcmp(moe_format_list[i]->name, name))
 			return moe_format_list[i];
 	return NULL;
+}
+
+static const char *const compute_names[] = { "default", "bf16", "int16", "int8" };
+
+const char *moe_compute_name(enum moe_compute c)
+{
+	return compute_names[c];
+}
+
+/* -1: unknown */
+static int wanted_compute(void)
+{
+	const char *name = getenv("MOESAIC_COMPUTE");
+
+	for (int c = MOE_COMPUTE_BF16; name && *name && c <= MOE_COMPUTE_INT8; c++)
+		if (!strcmp(name, compute_names[c]))
+			return c;
+	return name && *name ? -1 : MOE_COMPUTE_DEFAULT;
+}
+
+enum moe_status moe_compute_check(void)
+{
+	return wanted_compute() >= 0
+		       ? MOE_OK
+		       : moe_fail(MOE_ERR_CONFIG,
+				  "MOESAIC_COMPUTE is \"%s\"; bf16, int16 or int8 is expected",
+				  getenv("MOESAIC_COMPUTE"));
+}
+
+enum moe_compute moe_format_compute(const struct moe_format *f)
+{
+	int wanted = wanted_compute();
+
+	if (wanted > 0)
+		return (enum moe_compute)wanted;
+	return f->compute ? f->compute : MOE_COMPUTE_BF16;
 }
 
 float moe_largest(int64_t n, int64_t k, const float *x, int64_t ld)
@@ -78,6 +115,32 @@ static int plain_zero(const struct moe_quantised *q, int64_t row, int64_t group)
 static const struct moe_code_reader plain = { plain_codes, moe_stored_scale_at, NULL };
 static const struct moe_code_reader with_zero = { plain_codes, moe_stored_scale_at, plain_zero };
 
+/* A scale as a file of this dtype holds it; powers of two so that nothing saturates. */
+static float rounded(float scale, enum moe_dtype dtype)
+{
+	uint8_t at[8];
+	int e;
+
+	if (dtype == MOE_SCALE_UE8M0 && frexpf(scale, &e) != .5f)
+		scale = ldexpf(1, e);
+	moe_scale_put(at, dtype, 0, scale);
+	return moe_scale_at(at, dtype, 0);
+}
+
+static enum moe_status round_scale(const struct moe_quantised *q, float *scale, int64_t row,
+				   int64_t column)
+{
+	float v = rounded(*scale, q->coding.scale);
+
+	if (isfinite(*scale) && !isfinite(v))
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"row %lld, column %lld needs the scale %g, beyond %s",
+				(long long)row, (long long)column, (double)*scale,
+				moe_dtype_name(q->coding.scale));
+	*scale = v;
+	return MOE_OK;
+}
+
 /* Rows first..first+n, which share scales; `strip` holds them as f32. */
 static enum moe_status quantise_rows(const struct moe_quantised *q, const float *strip,
 				     int64_t first, int64_t n)
@@ -101,6 +164,9 @@ static enum moe_status quantise_rows(const struct moe_quantised *q, const float 
 						    (int8_t *)q->zero.data + first * groups + g);
 		else
 			scale[g] = f->quantise(n, width, strip + k0, k, codes, k);
+		MOE_TRY(round_scale(q, &scale[g], first, k0));
+		if (!q->coding.zero && q->coding.scale != f->scale && scale[g] > 0)
+			f->encode(n, width, strip + k0, k, scale[g], codes, k);
 	}
 	return MOE_OK;
 }
@@ -133,20 +199,6 @@ static enum moe_status make_room(struct moe_quantised *q, float **strip, void **
 	return MOE_OK;
 }
 
-/* What a file of the coding's dtype will hold. */
-static void round_scales(struct moe_quantised *q)
-{
-	float *scale = q->scale.data;
-	uint8_t at[8];
-
-	if (q->coding.scale == MOE_F32)
-		return;
-	for (int64_t i = 0; i < q->scale.shape[0] * q->scale.shape[1]; i++) {
-		moe_scale_put(at, q->coding.scale, 0, scale[i]);
-		scale[i] = moe_scale_at(at, q->coding.scale, 0);
-	}
-}
-
 enum moe_status moe_quantise_as(const void *x, enum moe_dtype dtype, int64_t ld,
 				struct moe_quantised *q, void **memory)
 {
@@ -169,7 +221,6 @@ enum moe_status moe_quantise_as(const void *x, enum moe_dtype dtype, int64_t ld,
 				   (size_t)q->k);
 		st = quantise_rows(q, strip, first, count);
 	}
-	round_scales(q);
 	return st;
 }
 
@@ -196,8 +247,10 @@ enum moe_status moe_quantised_copy(const struct moe_quantised *from, int64_t row
 
 		from->reader->codes(from, row, 0, q->k, (uint8_t *)q->codes.data + i * q->k);
 		for (int64_t g = 0; g < groups; g++) {
-			if (i % q->rows == 0)
-				*scale++ = from->reader->scale(from, row, g);
+			if (i % q->rows == 0) {
+				*scale = from->reader->scale(from, row, g);
+				MOE_TRY(round_scale(q, scale++, row, g * q->coding.group));
+			}
 			if (q->coding.zero)
 				((int8_t *)q->zero.data)[i * groups + g] =
 					(int8_t)(from->coding.zero
@@ -205,7 +258,6 @@ enum moe_status moe_quantised_copy(const struct moe_quantised *from, int64_t row
 							 : 0);
 		}
 	}
-	round_scales(q);
 	return MOE_OK;
 }
 

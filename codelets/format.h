@@ -23,9 +23,15 @@ enum moe_codes {
 
 /*
  * What a forward multiplies codes by: activations as bf16; as 15-bit integers in two planes of 8 bits (errors below
- * those of bf16); as 8-bit integers. The integers have a scale per row and 32 or 64 columns.
+ * those of bf16) where there are few rows, else as bf16; as 8-bit integers. Integers have a scale per row and 32 or
+ * 64 columns (packed/ints.h).
  */
-enum moe_compute { MOE_COMPUTE_BF16, MOE_COMPUTE_INT16, MOE_COMPUTE_INT8 };
+enum moe_compute {
+	MOE_COMPUTE_DEFAULT, /* the format's, or what MOESAIC_COMPUTE names */
+	MOE_COMPUTE_BF16,
+	MOE_COMPUTE_INT16,
+	MOE_COMPUTE_INT8,
+};
 
 struct moe_format;
 
@@ -107,13 +113,18 @@ struct moe_format {
 	 * dtype */
 	int rows, group;
 	enum moe_dtype scale;
+	/* the fastest whose errors are those that docs/formats.md asks for; DEFAULT: BF16 */
+	enum moe_compute compute;
 	/*
 	 * Codes of a block x [n, k], rows ld apart, and its scale, representable in the format's
 	 * dtype. Rows of codes are ld_codes apart. x is finite. NULL: cannot be made from floats.
 	 */
 	float (*quantise)(int64_t n, int64_t k, const float *x, int64_t ld, uint8_t *codes,
 			  int64_t ld_codes);
-	/* The same for formats with zeros: a group of one row, its scale and its zero. */
+	/* The same at a given scale, above 0. */
+	void (*encode)(int64_t n, int64_t k, const float *x, int64_t ld, float scale, uint8_t *codes,
+		       int64_t ld_codes);
+	/* quantise for formats with zeros: a group of one row, its scale and its zero. */
 	float (*quantise_zero)(int64_t k, const float *x, uint8_t *codes, int8_t *zero);
 	struct moe_format_layout layout[MOE_FORMAT_LAYOUTS]; /* ends with codes NULL */
 };
@@ -121,6 +132,15 @@ struct moe_format {
 extern const struct moe_format *const moe_format_list[];
 /* NULL if there is none of that name. */
 const struct moe_format *moe_format_find(const char *name);
+
+/* bf16, int16, int8 */
+const char *moe_compute_name(enum moe_compute c);
+/*
+ * MOESAIC_COMPUTE (int16 and int8 where a format and a table have them), else the format's own. MOE_ERR_CONFIG:
+ * it names something else.
+ */
+enum moe_status moe_compute_check(void);
+enum moe_compute moe_format_compute(const struct moe_format *f);
 
 static inline int64_t moe_groups(const struct moe_coding *c, int64_t k)
 {

@@ -6,6 +6,7 @@
 static void run(const void *args, struct moe_worker *worker)
 {
 	const struct moe_update_args *a = args;
+	double scale = a->adamw.grad_scale == 0 ? 1 : a->adamw.grad_scale;
 
 	(void)worker;
 	for (int i = 0; i < a->n; i++) {
@@ -13,6 +14,7 @@ static void run(const void *args, struct moe_worker *worker)
 
 		for (int e = r->e0; e < r->e1; e++)
 			a->squares[i][e - r->e0] =
+				scale * scale *
 				moe_kernels()->sum_squares(r->param->piece,
 							   r->param->grad + e * r->param->piece);
 	}

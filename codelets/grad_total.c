@@ -18,7 +18,7 @@ static void run(const void *args, struct moe_worker *worker)
 		rest += a->squares[i];
 	a->out->norm_experts = sqrt(experts);
 	a->out->norm = sqrt(experts + rest);
-	a->out->finite = isfinite(a->out->norm);
+	a->out->finite = isfinite(a->out->norm) && (!a->after || a->after->finite);
 	a->out->factor = 1;
 	if (a->max_norm > 0 && a->out->norm + 1e-6 > a->max_norm)
 		a->out->factor = (float)(a->max_norm / (a->out->norm + 1e-6));

@@ -55,19 +55,32 @@ static void sum_documents(const struct moe_loss_args *a)
 	}
 }
 
+static void count_loads(const struct moe_loss_args *a)
+{
+	for (int i = 0; i < a->n_plans; i++)
+		for (int e = 0; e < a->n_experts; e++)
+			a->out->load[(int64_t)i * a->n_experts + e] =
+				a->plans[i]->offset[e + 1] - a->plans[i]->offset[e];
+}
+
 static void run_total(const void *args, struct moe_worker *worker)
 {
 	const struct moe_loss_args *a = args;
-	double sum = 0, aux = 0;
+	double sum = 0, aux = 0, z = 0;
 
 	worker->rows = a->batch.n_rows;
 	for (int i = 0; i < a->batch.n_rows; i++)
 		sum += a->row_loss[i];
-	for (int i = 0; i < a->n_plans; i++)
-		aux += a->plans[i]->aux_loss;
+	for (int i = 0; i < a->n_plans; i++) {
+		aux += a->plans[i]->aux_loss / a->n_plans;
+		z += a->plans[i]->z_loss / a->n_plans;
+	}
 	a->out->sum = sum;
 	a->out->n = a->batch.n_rows;
 	a->out->aux = aux;
+	a->out->z = z;
+	if (a->out->load)
+		count_loads(a);
 	if (a->out->doc_sum && a->batch.doc_first)
 		sum_documents(a);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/loss_bwd.h"
 #include "codelets/cost.h"
+#include "codelets/vector_grad.h"
 #include "engine/codelet.h"
 
 static void run(const void *args, struct moe_worker *worker)
@@ -20,6 +21,8 @@ static void run(const void *args, struct moe_worker *worker)
 		for (int c = 1; c < d->head.n_chunks; c++)
 			for (size_t j = 0; j < H; j++)
 				dx[j] += part[(size_t)c * chunk + j];
+		if (a->norm_part)
+			moe_norm_part(1, d->H, a->x + at, d->H, d->eps, dx, d->H, i > 0, a->norm_part);
 		moe_kernels()->rmsnorm_bwd(1, d->H, a->x + at, d->H, d->final_norm, d->eps, dx,
 					   d->H, a->grad + at, d->H, false);
 	}

@@ -138,9 +138,10 @@ void moe_experts_pack_master(const struct moe_experts *l, enum moe_expert_matrix
 {
 	const struct moe_param *b = &l->part[part].base[which];
 
-	moe_kernels()->weight_pack(weight_of(&l->part[part], which, expert),
-				   moe_piece(b->value, b, expert), MOE_F32, b->rows, b->cols, b->cols,
-				   MOE_USE_GEMM);
+	if (b->value)
+		moe_kernels()->weight_pack(weight_of(&l->part[part], which, expert),
+					   moe_piece(b->value, b, expert), MOE_F32, b->rows, b->cols,
+					   b->cols, MOE_USE_GEMM);
 	if (l->transposed)
 		moe_expert_transpose(l, l->transposed, part, expert, which);
 }

@@ -31,6 +31,14 @@ struct moe_param {
 	int stack;
 	int64_t rows, cols;
 	float pack_scale;
+	/*
+	 * Where packed bf16 weights are their own masters (value NULL): piece e is rows own_row.. of own[e], own_row a
+	 * multiple of 16. For the rounding (codelets/rounding.h): key of the whole array, and where the pieces and
+	 * their rows begin in it.
+	 */
+	struct moe_weight *own;
+	int64_t own_row, own_piece, own_at, own_ld;
+	uint64_t own_key;
 };
 
 /* Rows first..first+count of piece e (rows of all its matrices, in order) have changed: renew the copy. */
@@ -86,8 +94,8 @@ struct moe_experts {
 	bool recompute_x; /* with it: x16 too. It is then memory of the state's owner */
 	float dropout;	/* of LoRA's inputs, where a pass asks for it */
 	uint64_t dropout_seed; /* of this layer */
-	int64_t *tokens_seen;		 /* [E] rows that gave gradients so far, or NULL */
-	float aux_coef;
+	int64_t *tokens_seen;		 /* [E] slots of each expert in the last training, or NULL */
+	float aux_coef, z_coef; /* of the load-balancing and the z-loss */
 };
 
 /* Where each row goes. Final once the plan task has run. */
@@ -97,7 +105,8 @@ struct moe_plan {
 	float *weights;	   /* [T, k] */
 	float *logits;	   /* [T, E] */
 	double *prob_sum;  /* [blocks][E] */
-	double aux_loss;
+	double *z_sum;	   /* [blocks] of moe_z_sum, where the layer has a z-loss */
+	double aux_loss, z_loss;
 	int32_t *offset;   /* [E + 1] */
 	int32_t *token;	   /* [R] */
 	int32_t *position; /* [T, k] row of a slot, -1: skipped */
@@ -142,6 +151,8 @@ struct moe_matrix_lora {
 	float scale;
 };
 
+struct moe_trained;
+
 enum moe_ffn_matrix { MOE_FFN_GATE, MOE_FFN_UP, MOE_FFN_DOWN, MOE_FFN_SIGMOID, MOE_FFN_MATRICES };
 /* A layer's dense matrices in tags and lists: attention's projections, then those of its MLP. */
 #define MOE_FFN_TAG 4
@@ -154,7 +165,7 @@ struct moe_ffn {
 	float *sigmoid_weight;		  /* [H], a matrix [1, H], or NULL */
 	struct moe_matrix_lora lora[MOE_FFN_MATRICES];
 	float dropout; /* of LoRA's inputs, where a pass asks for it */
-	float *grad_gate, *grad_up, *grad_down, *grad_sigmoid; /* or NULL */
+	struct moe_trained *trained; /* [MOE_FFN_MATRICES] (codelets/trained.h), or NULL */
 };
 
 static inline bool moe_ffn_trains(const struct moe_ffn *f, int which)
@@ -221,7 +232,7 @@ struct moe_pack_source moe_experts_source(const struct moe_experts *l, enum moe_
  * description only, without one. */
 void moe_experts_pack_part(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
 			   int part, const void *src, enum moe_dtype dtype);
-/* The same from the master. */
+/* The same from the master; where bf16 weights are their own masters, only the copies. */
 void moe_experts_pack_master(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
 			     int part);
 /*

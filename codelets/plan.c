@@ -12,6 +12,15 @@ static double aux_loss(const struct moe_experts *l, const struct moe_plan *plan,
 	return moe_aux_loss(l->E, plan->T, sum, plan->offset);
 }
 
+static double z_loss(const struct moe_plan *plan)
+{
+	double sum = 0;
+
+	for (int b = 0; b < moe_token_blocks(plan->T); b++)
+		sum += plan->z_sum[b];
+	return sum / MOE_MAX(plan->T, 1);
+}
+
 static void run(const void *args, struct moe_worker *worker)
 {
 	const struct moe_token_args *a = args;
@@ -46,6 +55,7 @@ static void run(const void *args, struct moe_worker *worker)
 	worker->slots = slots;
 	if (l->router && l->router->probs)
 		plan->aux_loss = aux_loss(l, plan, worker->scratch);
+	plan->z_loss = l->router && l->z_coef != 0 ? z_loss(plan) : 0;
 }
 
 static double cost_us(const void *args)

@@ -25,6 +25,8 @@ static void run(const void *args, struct moe_worker *worker)
 			      l->H, NULL, NULL, logits, l->E, worker->scratch);
 	l->router->select(&l->router_config, m, logits, plan->ids + (size_t)a->t0 * (size_t)l->k,
 			  plan->weights + (size_t)a->t0 * (size_t)l->k);
+	if (l->z_coef != 0)
+		plan->z_sum[a->t0 / MOE_TOKEN_BLOCK] = moe_z_sum(l->E, m, logits);
 	memset(sum, 0, (size_t)l->E * sizeof *sum);
 	if (!l->router->probs)
 		return;
@@ -41,7 +43,7 @@ static double cost_us(const void *args)
 	double m = a->t1 - a->t0;
 
 	return moe_task_us() + moe_weight_us(MOE_GEMM_FORWARD, m, &l->router_weight, 0) +
-	       moe_cycles_us(MOE_CYCLES_EXP * m * l->E);
+	       moe_cycles_us((l->z_coef != 0 ? 2 : 1) * MOE_CYCLES_EXP * m * l->E);
 }
 
 MOE_CODELET_AT(route, run, cost_us, MOE_HOME_LAYER);

@@ -31,9 +31,12 @@ static void run(const void *args, struct moe_worker *worker)
 	grad_logits = plan->grad_logits + (size_t)a->t0 * (size_t)l->E;
 	l->router->backward(&l->router_config, m, logits, plan->ids + slot0, plan->weights + slot0,
 			    grad + slot0, grad_logits);
+	/* every token of a step weighs the same, whatever micro-batch it came in */
+	if (l->z_coef != 0)
+		moe_z_loss_bwd(l->E, plan->T, m, logits, a->share * l->z_coef, grad_logits);
 	if (l->aux_coef != 0 && l->router->probs) {
 		l->router->probs(&l->router_config, m, logits, worker->scratch);
-		moe_aux_loss_bwd(l->E, plan->T, m, worker->scratch, plan->offset, l->aux_coef, grad_logits);
+		moe_aux_loss_bwd(l->E, plan->T, m, worker->scratch, plan->offset, a->share * l->aux_coef, grad_logits);
 	}
 }
 

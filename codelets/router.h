@@ -41,4 +41,12 @@ double moe_aux_loss(int E, int64_t T, const double *prob_sum, const int32_t *off
 void moe_aux_loss_bwd(int E, int64_t T_all, int T, const double *p, const int32_t *offset, double coef,
 		      float *grad);
 
+/*
+ * Router z-loss of one layer (Zoph et al. 2022, ST-MoE, equation 5): mean_t (log sum_e exp(logits_te))^2. This is the
+ * sum over T rows.
+ */
+double moe_z_sum(int E, int T, const float *logits);
+/* grad [T, E] += coef d(z-loss)/d(logits) of T of T_all rows */
+void moe_z_loss_bwd(int E, int64_t T_all, int T, const float *logits, double coef, float *grad);
+
 #endif

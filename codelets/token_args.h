@@ -12,6 +12,7 @@ struct moe_norm_bwd {
 	const float *x, *w;    /* w NULL: no norm, the gradient is stored as it is */
 	float eps;
 	const float *residual; /* [T, H] or NULL */
+	float *part;	       /* [token blocks, H] what w's gradient gets from each block; NULL: not wanted */
 };
 
 struct moe_token_args {
@@ -28,6 +29,7 @@ struct moe_token_args {
 	const float *residual, *shared; /* [T, H] added by combine; or NULL */
 	float *out;		/* [T, H] */
 	struct moe_norm_bwd norm;
+	double share;		/* route_bwd: this micro-batch's share of the step's tokens */
 };
 
 /* A pass's masks of one of an MLP's matrices, into *d; NULL: none. */

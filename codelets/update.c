@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/update.h"
 #include "codelets/cost.h"
+#include "codelets/rounding.h"
 #include "engine/codelet.h"
 
 #include <math.h>
@@ -24,12 +25,46 @@ static void update_piece(const struct moe_param *p, int e, const struct moe_adam
 	}
 }
 
+/* Rows of weights that are their own masters, at a time. */
+static int64_t own_rows(int64_t cols)
+{
+	return MOE_MAX(UPDATE_ELEMENTS / MOE_MAX(cols, 1) / 16, 1) * 16;
+}
+
+size_t moe_update_scratch(int64_t cols)
+{
+	return (size_t)(own_rows(cols) * cols) * (sizeof(float) + sizeof(uint16_t));
+}
+
+/* The packed weights to f32, AdamW, rounded back: a run of panels after the other. */
+static void update_own(const struct moe_param *p, int e, const struct moe_adamw *adamw, float *wide)
+{
+	const struct moe_kernels *k = moe_kernels();
+	struct moe_weight *w = &p->own[e];
+	int64_t run = own_rows(p->cols), whole = e * p->own_piece + p->own_at;
+	uint16_t *narrow = (uint16_t *)(wide + run * p->cols);
+	uint64_t key = moe_rounding_key(p->own_key, adamw->step);
+
+	for (int64_t n0 = 0; n0 < p->rows; n0 += run) {
+		int64_t n = MOE_MIN(run, p->rows - n0), at = e * p->piece + n0 * p->cols;
+		int64_t first = p->own_row + n0;
+		struct moe_weight part = *w;
+
+		k->weight_unpack(w, first, first + n, wide);
+		k->adamw(n * p->cols, wide, p->grad + at, p->m + at, p->v + at, adamw);
+		for (int64_t i = 0; i < n; i++)
+			moe_round_bf16(key, whole + (first + i) * p->own_ld, p->cols, wide + i * p->cols,
+				       narrow + i * p->cols);
+		part.data = (char *)w->data + k->weight_bytes(MOE_BF16, first, p->cols, MOE_USE_GEMM);
+		k->weight_pack(&part, narrow, MOE_BF16, n, p->cols, p->cols, MOE_USE_GEMM);
+	}
+}
+
 static void run(const void *args, struct moe_worker *worker)
 {
 	const struct moe_update_args *a = args;
 	struct moe_adamw adamw = a->adamw;
 
-	(void)worker;
 	if (adamw.grad_scale == 0)
 		adamw.grad_scale = 1;
 	if (a->norm) {
@@ -41,6 +76,10 @@ static void run(const void *args, struct moe_worker *worker)
 		const struct moe_range *r = &a->range[i];
 		int64_t at = r->e0 * r->param->piece;
 
+		for (int e = r->e0; r->param->own && e < r->e1; e++)
+			update_own(r->param, e, &adamw, worker->scratch);
+		if (r->param->own)
+			continue;
 		if (!r->param->packed)
 			moe_kernels()->adamw((r->e1 - r->e0) * r->param->piece, r->param->value + at,
 					     r->param->grad + at, r->param->m + at, r->param->v + at,

@@ -29,16 +29,19 @@ struct moe_update_args {
 	int n;
 	struct moe_adamw adamw;
 	const struct moe_grad_norm *norm; /* NULL: no clipping and no check */
-	double *squares[MOE_UPDATE_RANGES]; /* grad_norm: [e1 - e0] results of each range */
+	double *squares[MOE_UPDATE_RANGES]; /* grad_norm: [e1 - e0] results of each range, of adamw.grad_scale times it */
 };
 
 struct moe_grad_total_args {
 	const double *squares; /* [n], expert parameters first */
 	int64_t n_experts, n;
 	float max_norm; /* 0: no clipping */
+	const struct moe_grad_norm *after; /* NULL, or the step before: not finite there, not finite here */
 	struct moe_grad_norm *out;
 };
 
+/* Bytes of worker scratch for weights that are their own masters, of that many columns. */
+size_t moe_update_scratch(int64_t cols);
 extern struct moe_codelet moe_cl_update, moe_cl_grad_norm, moe_cl_grad_total;
 
 #endif

@@ -86,8 +86,8 @@ enum moe_status moe_engine_reserve_scratch(struct moe_engine *e, size_t bytes);
 
 /*
  * An engine that computes nothing: tensors and tasks are counted, memory is address space only. For
- * estimates; not the process's engine, needs no StarPU, any number of parts. One at a time in a
- * thread, used by that thread only. Close with moe_engine_close, after the objects on it.
+ * estimates; not the process's engine, needs no StarPU, any number of parts. Used by the thread that opened it
+ * only; of several the last one, which is closed first. Close with moe_engine_close, after the objects on it.
  */
 struct moe_dry_counts {
 	int64_t handles, tasks, kinds[128]; /* kinds: tasks by tag.kind */
@@ -171,6 +171,11 @@ void moe_memory_free(struct moe_engine *e, void *p);
 int moe_memory_node(struct moe_engine *e, const void *p);
 /* The largest allocation there is now. */
 size_t moe_memory_largest(struct moe_engine *e);
+/*
+ * Maps the pages of all large allocations of a purpose by the threads of their parts, so that no task pays for
+ * it. Bytes touched. Nothing may be outstanding.
+ */
+size_t moe_memory_touch(struct moe_engine *e, const char *purpose);
 /* Bytes allocated now for a purpose (NULL: all) on a part (-1: all parts). */
 size_t moe_memory_bytes(struct moe_engine *e, const char *purpose, int part);
 

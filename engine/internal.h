@@ -28,7 +28,16 @@ struct moe_topology {
 };
 
 /* One placed allocation. */
-struct moe_block_header;
+/* One piece of memory with a home (memory.c); the list is under memory_lock. */
+struct moe_block_header {
+	struct moe_block_header *next, **link;
+	void *base;    /* what to give back */
+	size_t mapped; /* bytes of the mapping, 0: heap */
+	size_t bytes;
+	void *data;
+	int part, node;
+	const char *purpose;
+};
 
 /* Written by one worker, read by anyone; ns. */
 struct moe_worker_clock {
@@ -45,6 +54,7 @@ struct moe_dep_buffer {
 
 struct moe_engine {
 	bool dry; /* counts instead of running */
+	struct moe_engine *outer; /* the thread's dry engine before this one */
 	struct moe_dry_counts counts;
 	int references;
 	pid_t pid;

@@ -17,6 +17,7 @@
 #ifndef MOE_GRAPHS_DECODER_H
 #define MOE_GRAPHS_DECODER_H
 
+#include "graphs/decoder_full.h"
 #include "graphs/decoder_span.h"
 #include "graphs/moe_graph.h"
 #include "graphs/moe_state.h"
@@ -33,7 +34,9 @@ struct moe_decoder_tensors {
 	struct moe_layer_tensors *moe;	  /* [n_layers] */
 	struct moe_backward_ring ring;	  /* n 0: none. Created by the owner of the decoder */
 	struct moe_tensor **lora, **grad; /* [n_layers MOE_ATTN_LINEARS] */
-	struct moe_tensor ***ffn_lora, ***ffn_grad; /* [n_layers][MOE_FFN_MATRICES], NULL: no LoRA there */
+	struct moe_tensor ***ffn_lora, ***ffn_grad; /* [n_layers][MOE_FFN_MATRICES], NULL: nothing
+						     * of it is adapted or trained */
+	struct moe_full_tensors full;	  /* of what is trained whole */
 	/* gradient norm */
 	int n_norms;
 	struct moe_tensor **norm; /* [n_norms] */
@@ -96,9 +99,12 @@ struct moe_decoder_slot {
 	struct moe_attn_ring ring[2];
 	struct moe_head_ring head[MOE_HEAD_RING];
 	double *row_loss; /* [T_max] */
+	struct moe_join final_all; /* every token block has the loss's gradient */
+	float *final_part; /* [row blocks, H] parts of final_norm's gradient, or NULL */
 	struct moe_tensor *
 		*at_projections; /* [blocks], not owned: one of each block while submitting */
-	int n_aux;		 /* trained layers with an auxiliary loss */
+	int n_aux;		 /* MoE layers from the lowest trained one up */
+	int n_experts;		 /* of each of them */
 	const struct moe_plan **aux_plans;
 	struct moe_tensor **aux; /* their plans' tensors, not owned */
 	struct moe_join aux_all;
@@ -130,6 +136,7 @@ struct moe_decoder_pass {
 	struct moe_decoder_slot *slot;
 	struct moe_batch batch; /* 1 <= T <= T_max */
 	struct moe_drop_pass drop; /* seed: of the training; on: the decoder's dropout masks what LoRA sees */
+	double share;		/* its share of the step's tokens, for the router's losses; 0: all */
 };
 
 /* Embedding and all layers. c->priority is that of the pass; layers add 8 each. */
@@ -139,7 +146,7 @@ enum moe_status moe_graph_decoder_logits(const struct moe_context *c, struct moe
 					 float *out);
 /*
  * After forward: the loss of batch.row; with backward also its gradient, times scale, at the last
- * layer's output. out is filled in by a task.
+ * layer's output, and the LM head's gradients, which micro-batch 0 (of c) overwrites. out is filled in by a task.
  */
 enum moe_status moe_graph_decoder_loss(const struct moe_context *c, struct moe_decoder_pass *p,
 				       bool backward, float scale, struct moe_loss_result *out);
@@ -151,6 +158,8 @@ struct moe_decoder_step {
 	struct moe_adamw adamw;	    /* grad_scale is not used */
 	float max_norm;		    /* 0: no clipping */
 	struct moe_grad_norm *norm; /* filled in by a task; NULL: neither norm nor clipping */
+	/* NULL, or that of the step before: where it is not finite, this step is not applied either */
+	const struct moe_grad_norm *after;
 };
 /* Once per step, after the last backward: layer 0 first, as the next step needs it first. */
 enum moe_status moe_graph_decoder_update(const struct moe_context *c, const struct moe_decoder *d,
@@ -192,6 +201,8 @@ enum moe_status moe_decoder_submit_attention(const struct moe_context *c, struct
 					     int layer);
 /* The same in the backward, and the hidden rows of its MLP, for layers that recompute. */
 enum moe_status moe_decoder_submit_again(const struct moe_context *c, struct moe_decoder_pass *p, int layer);
+/* Most blocks of rows that the LM head cuts the rows of so many token blocks into. */
+int moe_decoder_row_blocks(int token_blocks);
 bool moe_decoder_trains(const struct moe_decoder_layer *l, int linear);
 /* Context of a layer's tasks at a depth of the pass (forward 0..L, backward above). */
 struct moe_context moe_decoder_context(const struct moe_context *c, int layer, int depth);

@@ -12,9 +12,12 @@ int moe_decoder_lowest(const struct moe_decoder *d)
 	for (int i = 0; i < d->n_layers; i++) {
 		const struct moe_decoder_layer *l = &d->layers[i];
 
-		if (l->experts && (l->experts->a_gu.grad || l->experts->router_lora))
+		if (l->experts && (l->experts->a_gu.grad || l->experts->router_lora ||
+				   l->experts->router_param.m))
 			return i;
 		if (l->ffn && moe_ffn_trained(l->ffn))
+			return i;
+		if ((l->experts && l->experts->part[0].base[MOE_GATE].m) || moe_full_trains_layer(d, i))
 			return i;
 		for (int j = 0; j < MOE_ATTN_LINEARS; j++)
 			if (moe_decoder_trains(l, j))
@@ -59,7 +62,8 @@ static enum moe_status submit_ffn_bwd(const struct moe_context *c, struct moe_de
 	struct moe_norm_bwd norm = { .x = buffers->attn.x_mid,
 				     .w = l->ffn_norm,
 				     .eps = p->decoder->eps,
-				     .residual = out->data };
+				     .residual = out->data,
+				     .part = buffers->attn.ffn_norm_part };
 
 	moe_stream_resize(mid, p->batch.T);
 	MOE_TRY(moe_stream_begin(c, mid));
@@ -272,7 +276,7 @@ enum moe_status moe_graph_decoder_backward(const struct moe_context *c, struct m
 		const struct moe_decoder_layer *layer = &p->decoder->layers[l];
 		struct moe_context lc = moe_decoder_context(c, l, 2 * L - l);
 		struct moe_stream *mid = &s->grad_mid[l & 1];
-		bool below = l > s->lowest;
+		bool below = l > s->lowest || moe_full_trains_embed(p->decoder);
 		bool qkv = moe_decoder_trains(layer, MOE_ATTN_Q) ||
 			   moe_decoder_trains(layer, MOE_ATTN_K) ||
 			   moe_decoder_trains(layer, MOE_ATTN_V);
@@ -287,6 +291,7 @@ enum moe_status moe_graph_decoder_backward(const struct moe_context *c, struct m
 						s->layer[l].kept));
 		MOE_TRY(submit_linear_grads(&lc, p, l, first));
 		MOE_TRY(submit_ffn_lora_grads(&lc, p, l, first));
+		MOE_TRY(moe_full_layer_grads(&lc, p, l, first));
 	}
-	return MOE_OK;
+	return moe_full_trains_embed(p->decoder) ? moe_full_embed_grads(c, p, first) : MOE_OK;
 }

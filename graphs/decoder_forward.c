@@ -67,6 +67,7 @@ struct moe_moe_pass moe_decoder_moe_pass(struct moe_decoder_pass *p, int layer)
 		.has_grads = l->experts->a_gu.grad != NULL,
 		.drop = moe_decoder_drop(p, layer),
 		.again = moe_decoder_recomputes(s, layer) ? s->layer[layer].kept : NULL,
+		.share = p->share,
 	};
 
 	moe_pass_set_copies(&pass, &p->tensors->ring, experts_index(p->decoder, layer));
@@ -216,7 +217,8 @@ enum moe_status moe_graph_decoder_forward(const struct moe_context *c, struct mo
 	for (int b = 0; b < moe_token_blocks(p->batch.T); b++) {
 		struct moe_attn_args a = args_of(p, 0, b);
 
-		MOE_TRY(moe_task_embed(&head, &a, b, moe_decoder_buffers(s, 0)->kept,
+		MOE_TRY(moe_task_embed(&head, &a, b, moe_full_embed_ready(&p->tensors->full),
+				       moe_decoder_buffers(s, 0)->kept,
 				       moe_decoder_blocks(s, 0)->x[b]));
 	}
 	for (int l = 0; l < p->decoder->n_layers; l++) {

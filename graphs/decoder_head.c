@@ -25,6 +25,12 @@ static struct row_block next_rows(const struct moe_batch *b, int index, int r0)
 	return out;
 }
 
+int moe_decoder_row_blocks(int token_blocks)
+{
+	/* each but the last is full, or spans MAX_BLOCKS token blocks */
+	return token_blocks + token_blocks / MAX_BLOCKS + 2;
+}
+
 /* The token blocks that hold rows r0..r1, each once. */
 static int blocks_with_rows(const struct moe_batch *b, const struct row_block *r,
 			    struct moe_tensor *const *block, struct moe_tensor **out)
@@ -63,7 +69,8 @@ static enum moe_status submit_norm(const struct moe_context *c, struct moe_decod
 	struct moe_tensor_list in = { x, blocks_with_rows(&p->batch, r, moe_decoder_blocks(s, L)->x,
 							  x) };
 
-	return moe_task_final_norm(c, a, r->index, in, moe_decoder_buffers(s, L)->kept,
+	return moe_task_final_norm(c, a, r->index, in, p->tensors->full.final_ready,
+				   moe_decoder_buffers(s, L)->kept,
 				   s->head[r->index % MOE_HEAD_RING].hn);
 }
 
@@ -96,6 +103,7 @@ enum moe_status moe_graph_decoder_logits(const struct moe_context *c, struct moe
 		MOE_TRY(submit_norm(&head, p, &a, &r));
 		for (a.chunk = 0; a.chunk < p->decoder->head.n_chunks; a.chunk++)
 			MOE_TRY(moe_task_logits(&head, &a, i, p->slot->head[i % MOE_HEAD_RING].hn,
+						moe_full_head_ready(&p->tensors->full, a.chunk),
 						NULL));
 	}
 	return MOE_OK;
@@ -113,6 +121,8 @@ static enum moe_status submit_loss_bwd(const struct moe_context *c, struct moe_d
 
 	out.n = blocks_with_rows(&p->batch, r, grad->block, touched);
 	a->grad = grad->data;
+	if (s->final_part)
+		a->norm_part = s->final_part + (size_t)r->index * (size_t)p->decoder->H;
 	MOE_TRY(chunk_list(c, p, h, &h->chunks_bwd, &chunks));
 	return moe_task_loss_bwd(c, a, r->index, chunks,
 				 moe_decoder_buffers(s, p->decoder->n_layers)->kept, grad->users,
@@ -131,7 +141,9 @@ static enum moe_status submit_rows(const struct moe_context *c, struct moe_decod
 	a.scale = scale;
 	MOE_TRY(submit_norm(c, p, &a, r));
 	for (a.chunk = 0; a.chunk < C; a.chunk++)
-		MOE_TRY(moe_task_logits(c, &a, r->index, h->hn, h->chunk[a.chunk]));
+		MOE_TRY(moe_task_logits(c, &a, r->index, h->hn,
+					moe_full_head_ready(&p->tensors->full, a.chunk),
+					h->chunk[a.chunk]));
 	a.chunk = 0;
 	MOE_TRY(chunk_list(c, p, h, &h->chunks, &chunks));
 	MOE_TRY(moe_task_loss(c, &a, r->index, chunks, h->loss));
@@ -141,7 +153,8 @@ static enum moe_status submit_rows(const struct moe_context *c, struct moe_decod
 	for (a.chunk = 0; a.chunk < C; a.chunk++)
 		MOE_TRY(moe_task_logits_bwd(&back, &a, r->index, h->loss, h->chunk[a.chunk]));
 	a.chunk = 0;
-	return submit_loss_bwd(&back, p, &a, r);
+	MOE_TRY(submit_loss_bwd(&back, p, &a, r));
+	return moe_full_head_grads(&back, p, &a, h->hn, h->chunk, !c->micro && !r->index);
 }
 
 /* Tokens that are not trained have gradient 0. */
@@ -166,6 +179,21 @@ static enum moe_status submit_clear(const struct moe_context *c, struct moe_deco
 	return MOE_OK;
 }
 
+/* What is trained whole: final_norm, and where there are no rows, the head, whose gradients are cleared. */
+static enum moe_status submit_whole(const struct moe_context *c, struct moe_decoder_pass *p, int row_blocks)
+{
+	struct moe_stream *grad = &p->slot->grad_out[(p->decoder->n_layers - 1) & 1];
+	struct row_block none = { .index = 0 };
+	struct moe_head_args a = args_of(p, &none);
+
+	if (!moe_full_trains_embed(p->decoder))
+		return MOE_OK;
+	if (!row_blocks && !c->micro)
+		MOE_TRY(moe_full_head_grads(c, p, &a, NULL, p->slot->head[0].chunk, true));
+	MOE_TRY(moe_join_submit(c, &p->slot->final_all, grad->block, grad->n_blocks, NULL));
+	return moe_full_final_grad(c, p, p->slot->final_all.out, row_blocks, !c->micro);
+}
+
 static enum moe_status submit_total(const struct moe_context *c, struct moe_decoder_pass *p,
 				    struct moe_loss_result *out)
 {
@@ -175,6 +203,7 @@ static enum moe_status submit_total(const struct moe_context *c, struct moe_deco
 				   .row_loss = s->row_loss,
 				   .plans = s->aux_plans,
 				   .n_plans = s->n_aux,
+				   .n_experts = s->n_experts,
 				   .out = out };
 
 	for (int i = 0; i < MOE_HEAD_RING; i++)
@@ -190,6 +219,7 @@ enum moe_status moe_graph_decoder_loss(const struct moe_context *c, struct moe_d
 {
 	struct moe_context head = moe_decoder_context(c, -1, p->decoder->n_layers), back = head;
 	struct row_block r;
+	int blocks = 0;
 
 	back.phase = MOE_PHASE_BACKWARD;
 	if (backward && !p->slot->backward)
@@ -199,6 +229,9 @@ enum moe_status moe_graph_decoder_loss(const struct moe_context *c, struct moe_d
 	for (int i = 0, r0 = 0; r0 < p->batch.n_rows; i++, r0 = r.r1) {
 		r = next_rows(&p->batch, i, r0);
 		MOE_TRY(submit_rows(&head, p, &r, backward, scale));
+		blocks++;
 	}
+	if (backward)
+		MOE_TRY(submit_whole(&back, p, blocks));
 	return submit_total(&head, p, out);
 }

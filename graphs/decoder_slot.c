@@ -82,6 +82,18 @@ static void make_blocks(struct maker *m, const struct moe_decoder_slot *s,
 	span(m, "keys", s->blocks, &b->keys);
 }
 
+/* Of norms that are trained: a row per token block. */
+static void make_norm_parts(struct maker *m, const struct moe_decoder_slot *s,
+			    const struct moe_decoder_layer *l, struct moe_attn_state *a)
+{
+	if (!l->trained)
+		return;
+	a->attn_norm_part = rows(m, s->blocks, s->decoder->H);
+	a->ffn_norm_part = rows(m, s->blocks, s->decoder->H);
+	a->q_norm_part = l->q_norm_n ? rows(m, s->blocks, l->q_norm_n) : NULL;
+	a->k_norm_part = l->k_norm_n ? rows(m, s->blocks, l->k_norm_n) : NULL;
+}
+
 /* All but x. mid: where x_mid and xn are shared, else NULL. */
 static void make_inner(struct maker *m, const struct moe_decoder_slot *s,
 		       const struct moe_decoder_layer *l, struct moe_attn_state *a,
@@ -107,8 +119,10 @@ static void make_buffers(struct maker *m, const struct moe_decoder_slot *s,
 {
 	tensor(m, "kept", &b->kept);
 	b->attn.x = rows(m, s->T_max, s->decoder->H);
-	if (l) /* the last layer has its output only */
-		make_inner(m, s, l, &b->attn, mid);
+	if (!l) /* the last layer has its output only */
+		return;
+	make_inner(m, s, l, &b->attn, mid);
+	make_norm_parts(m, s, l, &b->attn);
 }
 
 /* What layers that recompute share: a set per parity, so that one can be filled while the other is read. */
@@ -132,13 +146,14 @@ static void make_again(struct maker *m, struct moe_decoder_slot *s)
 		join(m, "again_all", s->blocks, &s->again_all);
 }
 
-/* x of a layer that recomputes; the rest is the set's. */
+/* x and the norms' gradients of a layer that recomputes; the rest is the set's. */
 static void make_x(struct maker *m, struct moe_decoder_slot *s, int layer)
 {
 	struct moe_layer_buffers unused, *b = s->layer ? &s->layer[layer] : &unused;
 
 	*b = s->again[layer & 1];
 	b->attn.x = rows(m, s->T_max, s->decoder->H);
+	make_norm_parts(m, s, &s->decoder->layers[layer], &b->attn);
 }
 
 /*
@@ -238,8 +253,9 @@ static void bind_states(struct moe_decoder_slot *s)
 			s->moe[i].x16 = s->again_x16[i & 1];
 		moe_experts_state_bind(i < s->lowest ? &s->frozen_moe : &s->moe[i], l,
 				       &s->moe_scratch, i & 1, s->T_max);
-		if (i < s->lowest || l->aux_coef == 0)
+		if (i < s->lowest)
 			continue;
+		s->n_experts = l->E;
 		s->aux_plans[s->n_aux] = &s->moe[i].plan;
 		s->aux[s->n_aux++] = s->plan[i];
 	}
@@ -320,6 +336,10 @@ static void make_head(struct maker *m, struct moe_decoder_slot *s)
 		join(m, "chunks_bwd", C, &h->chunks_bwd);
 	}
 	s->row_loss = take(m, (size_t)s->T_max, sizeof *s->row_loss);
+	if (d->final_trained) {
+		join(m, "final_norm", s->blocks, &s->final_all);
+		s->final_part = rows(m, moe_decoder_row_blocks(s->blocks), d->H);
+	}
 }
 
 static void make(struct maker *m, struct moe_decoder_slot *s, const struct moe_cut *cut)
@@ -454,12 +474,24 @@ enum moe_status moe_decoder_slot_keep_text(struct moe_decoder_slot *s)
 static void free_buffers(struct moe_engine *e, struct moe_layer_buffers *b)
 {
 	struct moe_attn_state *a = &b->attn;
-	float *const all[] = { a->x, a->x_mid, a->xn,	 a->q, a->k,
-			       a->v, a->q_pre, a->k_pre, a->o, a->lse };
+	float *const all[] = { a->x,	 a->x_mid, a->xn, a->q,		     a->k,
+			       a->v,	 a->q_pre, a->k_pre, a->o,	     a->lse,
+			       a->attn_norm_part, a->ffn_norm_part, a->q_norm_part, a->k_norm_part };
 
 	moe_tensor_destroy(b->kept);
 	for (size_t i = 0; i < MOE_COUNT(all); i++)
 		moe_memory_free(e, all[i]);
+}
+
+/* Leaves what the layer has of its own. */
+static void forget_again(struct moe_layer_buffers *b)
+{
+	b->attn = (struct moe_attn_state){ .x = b->attn.x,
+					   .attn_norm_part = b->attn.attn_norm_part,
+					   .ffn_norm_part = b->attn.ffn_norm_part,
+					   .q_norm_part = b->attn.q_norm_part,
+					   .k_norm_part = b->attn.k_norm_part };
+	b->kept = NULL;
 }
 
 static void free_layers(struct moe_decoder_slot *s)
@@ -481,7 +513,7 @@ static void free_layers(struct moe_decoder_slot *s)
 		struct moe_layer_buffers *b = &s->layer[i];
 
 		if (moe_decoder_recomputes(s, i))
-			*b = (struct moe_layer_buffers){ .attn.x = b->attn.x };
+			forget_again(b);
 		free_buffers(e, b);
 	}
 	for (int i = 0; i < 2; i++) {
@@ -566,7 +598,9 @@ void moe_decoder_slot_destroy(struct moe_decoder_slot *s)
 	for (int i = 0; i < MOE_HEAD_RING; i++)
 		free_head(s, &s->head[i]);
 	moe_memory_free(s->engine, s->row_loss);
+	moe_memory_free(s->engine, s->final_part);
 	moe_join_destroy(&s->aux_all);
+	moe_join_destroy(&s->final_all);
 	moe_free(s->layer);
 	moe_free(s->moe);
 	moe_free(s->plan);

@@ -9,6 +9,16 @@ static bool trains_experts(const struct moe_decoder_layer *l)
 	return l->experts && l->experts->a_gu.grad;
 }
 
+static bool trains_base(const struct moe_decoder_layer *l)
+{
+	return l->experts && l->experts->part[0].base[MOE_GATE].m;
+}
+
+static bool trains_whole_router(const struct moe_decoder_layer *l)
+{
+	return l->experts && l->experts->router_param.m;
+}
+
 static bool trains_router(const struct moe_decoder_layer *l)
 {
 	return l->experts && l->experts->router_lora;
@@ -43,9 +53,13 @@ static void count_norms(const struct moe_decoder *d, struct moe_decoder_tensors 
 			t->n_expert_squares +=
 				(int64_t)MOE_SQUARES_PER_EXPERT(l->experts->P) * l->experts->E;
 		}
-		if (trains_router(l)) {
+		if (trains_base(l)) {
+			t->n_norms = MOE_MAX(t->n_norms, router_norm(l));
+			t->n_expert_squares += (int64_t)MOE_EXPERT_MATRICES * l->experts->P * l->experts->E;
+		}
+		if (trains_router(l) || trains_whole_router(l)) {
 			t->n_norms = MOE_MAX(t->n_norms, router_norm(l) + 1);
-			others += 2;
+			others += trains_router(l) ? 2 : 1;
 		}
 		for (int j = 0; j < MOE_ATTN_LINEARS; j++)
 			if (moe_decoder_trains(l, j)) {
@@ -58,7 +72,10 @@ static void count_norms(const struct moe_decoder *d, struct moe_decoder_tensors 
 				others += 2;
 			}
 	}
-	t->n_squares = t->n_expert_squares + others;
+	t->full.first_norm = t->n_norms;
+	if (t->full.n_squares)
+		t->n_norms += (int)MOE_MIN(t->full.n_squares, (int64_t)MOE_FULL_NORMS);
+	t->n_squares = t->n_expert_squares + others + t->full.n_squares;
 }
 
 enum moe_status moe_decoder_tensors_create(struct moe_engine *e, const struct moe_decoder *d,
@@ -71,6 +88,7 @@ enum moe_status moe_decoder_tensors_create(struct moe_engine *e, const struct mo
 	t->n_layers = d->n_layers;
 	t->lowest = moe_decoder_lowest(d);
 	t->cut = *cut;
+	t->full.n_squares = moe_full_slices(d);
 	count_norms(d, t);
 	t->moe = moe_calloc((size_t)d->n_layers, sizeof *t->moe);
 	t->squares = moe_calloc((size_t)t->n_squares, sizeof *t->squares);
@@ -85,15 +103,18 @@ enum moe_status moe_decoder_tensors_create(struct moe_engine *e, const struct mo
 	for (int i = 0; i < d->n_layers; i++)
 		if (d->layers[i].experts)
 			MOE_TRY_GOTO(moe_layer_tensors_create(e, d->layers[i].experts,
-							      cut->slices_i, false, &t->moe[i]),
+							      cut->slices_i, trains_base(&d->layers[i]),
+							      &t->moe[i]),
 				     st, fail);
 	for (int i = 0; i < d->n_layers; i++)
-		if (d->layers[i].ffn && moe_ffn_adapted(d->layers[i].ffn)) {
+		if (d->layers[i].ffn &&
+		    (d->layers[i].ffn->trained || moe_ffn_adapted(d->layers[i].ffn))) {
 			MOE_TRY_GOTO(moe_tensors_create(e, "ffn_lora", MOE_FFN_MATRICES, true,
 							&t->ffn_lora[i]), st, fail);
 			MOE_TRY_GOTO(moe_tensors_create(e, "ffn_grad", MOE_FFN_MATRICES, false,
 							&t->ffn_grad[i]), st, fail);
 		}
+	MOE_TRY_GOTO(moe_full_tensors_create(e, d, t), st, fail);
 	MOE_TRY_GOTO(moe_tensors_create(e, "norm", t->n_norms, false, &t->norm), st, fail);
 	MOE_TRY_GOTO(moe_join_create(e, "norms", t->n_norms, &t->norm_all), st, fail);
 	MOE_TRY_GOTO(moe_tensor_create(e, "norm", 0, -1, &t->norm_ready), st, fail);
@@ -108,6 +129,7 @@ void moe_decoder_tensors_destroy(struct moe_engine *e, struct moe_decoder_tensor
 	int n = t->n_layers * MOE_ATTN_LINEARS;
 
 	moe_backward_ring_destroy(e, &t->ring);
+	moe_full_tensors_destroy(&t->full);
 	moe_tensors_destroy(t->lora, n);
 	moe_tensors_destroy(t->grad, n);
 	for (int i = 0; t->moe && i < t->n_layers; i++)
@@ -219,6 +241,15 @@ static enum moe_status update_ffn(const struct moe_context *c, const struct moe_
 	return MOE_OK;
 }
 
+static enum moe_status norm_of_router(const struct moe_context *c, const struct moe_decoder_layer *l,
+				      struct moe_decoder_tensors *t, int layer, double *square)
+{
+	struct moe_update_args a = { .n = 1, .squares[0] = square };
+
+	a.range[0] = (struct moe_range){ &l->experts->router_param, 0, 1 };
+	return moe_task_grad_norm(c, &a, -1, -1, &t->moe[layer].grad_router, 1, t->norm[router_norm(l)]);
+}
+
 static enum moe_status submit_norm(const struct moe_context *c, const struct moe_decoder *d,
 				   struct moe_decoder_tensors *t, const struct moe_decoder_step *o)
 {
@@ -227,6 +258,7 @@ static enum moe_status submit_norm(const struct moe_context *c, const struct moe
 					     .n_experts = t->n_expert_squares,
 					     .n = t->n_squares,
 					     .max_norm = o->max_norm,
+					     .after = o->after,
 					     .out = o->norm };
 
 	for (int i = 0; i < d->n_layers; i++) {
@@ -235,10 +267,17 @@ static enum moe_status submit_norm(const struct moe_context *c, const struct moe
 
 		lc.layer = i;
 		if (trains_experts(l)) {
-			MOE_TRY(moe_graph_moe_grad_norm(&lc, l->experts, &t->moe[i], experts,
+			MOE_TRY(moe_graph_moe_grad_norm(&lc, l->experts, &t->moe[i], 1, experts,
 							t->norm + EXPERTS_NORM));
 			experts += (int64_t)MOE_SQUARES_PER_EXPERT(l->experts->P) * l->experts->E;
 		}
+		if (trains_base(l)) {
+			MOE_TRY(moe_graph_moe_base_norm(&lc, l->experts, &t->moe[i], 1, experts,
+							t->norm + EXPERTS_NORM));
+			experts += (int64_t)MOE_EXPERT_MATRICES * l->experts->P * l->experts->E;
+		}
+		if (trains_whole_router(l))
+			MOE_TRY(norm_of_router(&lc, l, t, i, rest++));
 		if (trains_router(l)) {
 			struct moe_update_args a = router_update(l->experts);
 
@@ -259,6 +298,7 @@ static enum moe_status submit_norm(const struct moe_context *c, const struct moe
 				&lc, &a, j, -1, &t->grad[i * MOE_ATTN_LINEARS + j], 1, t->norm[j]));
 		}
 	}
+	MOE_TRY(moe_full_grad_norm(c, &t->full, t->norm, rest));
 	for (int i = 0; i < t->n_norms; i++)
 		moe_tensor_set_initialised(t->norm[i]); /* projections that nothing trains */
 	MOE_TRY(moe_join_submit(c, &t->norm_all, t->norm, t->n_norms, NULL));
@@ -279,6 +319,7 @@ enum moe_status moe_graph_decoder_update(const struct moe_context *c, const stru
 	MOE_TRY(submit_router_grads(&nc, d, t));
 	if (o->norm)
 		MOE_TRY(submit_norm(&nc, d, t, o));
+	MOE_TRY(moe_full_update_embed(c, &t->full, o, t->norm_ready));
 	for (int i = 0; i < d->n_layers; i++) {
 		const struct moe_decoder_layer *l = &d->layers[i];
 		struct moe_context lc = *c;
@@ -296,10 +337,15 @@ enum moe_status moe_graph_decoder_update(const struct moe_context *c, const stru
 						o->norm ? t->norm_ready : NULL, &t->lora[at], 1));
 		}
 		MOE_TRY(update_ffn(&lc, l, t->ffn_grad[i], t->ffn_lora[i], o, t->norm_ready));
+		MOE_TRY(moe_full_update_layer(&lc, &t->full, i, o, t->norm_ready));
+		if (trains_base(l))
+			MOE_TRY(moe_graph_moe_update_base(&lc, l->experts, &t->moe[i], &step));
+		else if (trains_whole_router(l))
+			MOE_TRY(moe_graph_moe_update_router(&lc, l->experts, &t->moe[i], &step));
 		if (trains_experts(l))
 			MOE_TRY(moe_graph_moe_update(&lc, l->experts, &t->moe[i], &step));
 		if (trains_router(l))
 			MOE_TRY(update_router(&lc, l, &t->moe[i], o, t->norm_ready));
 	}
-	return MOE_OK;
+	return moe_full_update_head(c, &t->full, o, t->norm_ready);
 }

@@ -8,6 +8,7 @@
 #include "codelets/combine_part.h"
 #include "codelets/lora_grad.h"
 #include "codelets/route.h"
+#include "codelets/update.h"
 #include "graphs/moe_state.h"
 
 struct taker {
@@ -148,6 +149,7 @@ static void plan_take(struct taker *t, const struct moe_experts *l, int T, struc
 	plan->logits = take(t, logits, sizeof *plan->logits, -1);
 	plan->prob_sum = take(t, (size_t)(l->router ? moe_token_blocks(T) : 0) * (size_t)l->E,
 			      sizeof *plan->prob_sum, -1);
+	plan->z_sum = take(t, (size_t)(l->router ? moe_token_blocks(T) : 0), sizeof *plan->z_sum, -1);
 	plan->offset = take(t, (size_t)l->E + 1, sizeof *plan->offset, -1);
 	plan->token = take(t, R, sizeof *plan->token, -1);
 	plan->position = take(t, R, sizeof *plan->position, -1);
@@ -195,6 +197,7 @@ void moe_experts_state_free(struct moe_engine *e, struct moe_experts_state *st, 
 	moe_memory_free(e, plan->weights);
 	moe_memory_free(e, plan->logits);
 	moe_memory_free(e, plan->prob_sum);
+	moe_memory_free(e, plan->z_sum);
 	moe_memory_free(e, plan->offset);
 	moe_memory_free(e, plan->token);
 	moe_memory_free(e, plan->position);
@@ -266,6 +269,8 @@ size_t moe_experts_worker_scratch(const struct moe_experts *l, int T)
 
 	n = MOE_MAX(n, moe_combine_bwd_scratch(l));
 	n = MOE_MAX(n, moe_combine_scratch(l));
+	if (l->part[0].base[MOE_GATE].own)
+		n = MOE_MAX(n, moe_update_scratch(MOE_MAX(l->H, l->I)));
 	return l->router ? MOE_MAX(n, moe_route_scratch(l)) : n;
 }
 

@@ -19,6 +19,7 @@ static struct moe_token_args token_args(const struct moe_moe_pass *p, int block,
 		.drop = p->drop,
 		.t0 = moe_block_begin(block),
 		.t1 = moe_block_end(block, T),
+		.share = p->share > 0 ? p->share : 1,
 	};
 }
 
@@ -309,8 +310,8 @@ static enum moe_status submit_shared_bwd(const struct moe_context *c, struct moe
 					 struct moe_stream *grad_out, bool first)
 {
 	struct moe_slot_tensors *s = p->st;
-	struct moe_token_args all = token_args(p, 0, grad_out->T);
-	struct moe_tensor *in[2];
+	struct moe_tensor *in[3];
+	struct moe_tensor_list list = { in, 3 };
 
 	for (int b = 0; p->ffn && b < grad_out->n_blocks; b++) {
 		struct moe_token_args a = token_args(p, b, grad_out->T);
@@ -320,15 +321,14 @@ static enum moe_status submit_shared_bwd(const struct moe_context *c, struct moe
 		MOE_TRY(moe_task_ffn_bwd(c, &a, b, s->ffn[b], s->grad_out[p->ring].out, p->ffn_lora,
 					 s->scratch, NULL, s->shared.block[b]));
 	}
-	if (!p->ffn || !p->lt->grad_shared)
+	if (!p->ffn || !p->ffn_trained)
 		return MOE_OK;
-	all.t1 = grad_out->T;
-	all.first = first;
-	all.residual = grad_out->data;
 	MOE_TRY(moe_join_submit(c, &s->route_all, s->shared.block, grad_out->n_blocks, NULL));
 	in[0] = s->route_all.out;
 	in[1] = s->grad_out[p->ring].out; /* read here too */
-	return moe_task_ffn_grad(c, &all, in, 2, s->scratch, p->lt->grad_shared);
+	in[2] = s->scratch;
+	return moe_trained_ffn_grads(c, p->ffn, p->ffn_state, grad_out->data, grad_out->T, first, &list,
+				     p->ffn_trained);
 }
 
 static enum moe_status submit_route_bwd(const struct moe_context *c, struct moe_moe_pass *p,
@@ -410,14 +410,41 @@ static int update_grads(struct moe_layer_tensors *lt, const struct moe_experts *
 	return n;
 }
 
+/* Parameters of (part, group) i that base weights are. */
+static void base_ranges(const struct moe_experts *l, int i, struct moe_update_args *a)
+{
+	int p = i / l->G, g = i % l->G;
+
+	a->n = MOE_EXPERT_MATRICES;
+	for (int j = 0; j < a->n; j++)
+		a->range[j] = (struct moe_range){ &l->part[p].base[j], l->group_first[g],
+						  l->group_first[g + 1] };
+}
+
+enum moe_status moe_graph_moe_base_norm(const struct moe_context *c, const struct moe_experts *l,
+					struct moe_layer_tensors *lt, float scale, double *squares,
+					struct moe_tensor **done)
+{
+	for (int i = 0; i < l->P * l->G; i++) {
+		int p = i / l->G, g = i % l->G;
+		struct moe_update_args a = { .adamw.grad_scale = scale };
+
+		base_ranges(l, i, &a);
+		for (int j = 0; j < a.n; j++)
+			a.squares[j] = squares + (size_t)(3 * p + j) * (size_t)l->E + l->group_first[g];
+		MOE_TRY(moe_task_grad_norm(c, &a, g, p, &lt->grad_base[i], 1, done[i]));
+	}
+	return MOE_OK;
+}
+
 enum moe_status moe_graph_moe_grad_norm(const struct moe_context *c, const struct moe_experts *l,
-					struct moe_layer_tensors *lt, double *squares,
+					struct moe_layer_tensors *lt, float scale, double *squares,
 					struct moe_tensor **done)
 {
 	for (int i = 0; i < l->P * l->G; i++) {
 		int p = i / l->G, g = i % l->G, n;
 		struct moe_tensor *grads[MOE_MAX_TASK_HANDLES];
-		struct moe_update_args a = { 0 };
+		struct moe_update_args a = { .adamw.grad_scale = scale };
 
 		a.n = update_ranges(l, p, g, a.range);
 		n = update_grads(lt, l, p, g, grads);
@@ -454,26 +481,33 @@ enum moe_status moe_graph_moe_update_base(const struct moe_context *c, const str
 					  const struct moe_optimizer_step *o)
 {
 	struct moe_tensor *norm = o->norm ? o->norm_ready : NULL;
-	struct moe_update_args router = { .adamw = o->adamw, .norm = o->norm, .n = 1 };
 
 	for (int i = 0; i < l->P * l->G; i++) {
 		int p = i / l->G, g = i % l->G;
-		struct moe_update_args a = { .adamw = o->adamw,
-					     .norm = o->norm,
-					     .n = MOE_EXPERT_MATRICES };
+		struct moe_update_args a = { .adamw = o->adamw, .norm = o->norm };
 		struct moe_repack_args again = { .layer = l, .part = p, .group = g };
+		bool own = l->part[p].base[MOE_GATE].own != NULL;
 
-		for (int j = 0; j < MOE_EXPERT_MATRICES; j++)
-			a.range[j] = (struct moe_range){ &l->part[p].base[j], l->group_first[g],
-							 l->group_first[g + 1] };
-		MOE_TRY(moe_task_update(c, &a, g, p, &lt->grad_base[i], 1, norm, &lt->masters[i],
-					1));
-		MOE_TRY(moe_task_repack(c, &again, lt->masters[i], lt->weights[i]));
+		base_ranges(l, i, &a);
+		MOE_TRY(moe_task_update(c, &a, g, p, &lt->grad_base[i], 1, norm,
+					own ? &lt->weights[i] : &lt->masters[i], 1));
+		if (!own || l->transposed)
+			MOE_TRY(moe_task_repack(c, &again, own ? NULL : lt->masters[i], lt->weights[i]));
 	}
-	if (!lt->router)
+	return moe_graph_moe_update_router(c, l, lt, o);
+}
+
+enum moe_status moe_graph_moe_update_router(const struct moe_context *c, const struct moe_experts *l,
+					    struct moe_layer_tensors *lt,
+					    const struct moe_optimizer_step *o)
+{
+	struct moe_update_args router = { .adamw = o->adamw, .norm = o->norm, .n = 1 };
+
+	if (!l->router_param.m)
 		return MOE_OK;
 	router.range[0] = (struct moe_range){ &l->router_param, 0, 1 };
-	return moe_task_update(c, &router, -1, -1, &lt->grad_router, 1, norm, &lt->router, 1);
+	return moe_task_update(c, &router, -1, -1, &lt->grad_router, 1, o->norm ? o->norm_ready : NULL,
+			       &lt->router, 1);
 }
 
 enum moe_status moe_graph_moe_take_base(const struct moe_context *c, const struct moe_experts *l,
@@ -545,10 +579,7 @@ enum moe_status moe_graph_moe_rescale(const struct moe_context *c, const struct 
 		}
 		if (!lt->grad_base)
 			continue;
-		a.n = MOE_EXPERT_MATRICES;
-		for (int j = 0; j < a.n; j++)
-			a.range[j] = (struct moe_range){ &l->part[p].base[j], l->group_first[g],
-							 l->group_first[g + 1] };
+		base_ranges(l, i, &a);
 		MOE_TRY(moe_task_rescale(c, &a, g, p, &lt->grad_base[i], 1));
 	}
 	return MOE_OK;

@@ -13,13 +13,14 @@
 #include "graphs/backward_copies.h"
 #include "graphs/cut.h"
 #include "graphs/stream.h"
+#include "graphs/trained.h"
 
 struct moe_layer_tensors {
 	int P, G, slices_i;
 	struct moe_tensor **lora_i, **grad_i;	      /* [P G], [P G slices_i] */
 	struct moe_tensor **lora_h, **grad_h;	      /* [G] */
 	struct moe_tensor **grad_base;		      /* [P G] or NULL */
-	struct moe_tensor *grad_router, *grad_shared; /* or NULL */
+	struct moe_tensor *grad_router; /* or NULL */
 	/* of weights that are trained: [P G] packed ones and f32 masters, and the router's; else NULL */
 	struct moe_tensor **weights, **masters, *router;
 	struct moe_tensor *grad_router_lora; /* or NULL */
@@ -47,6 +48,7 @@ struct moe_moe_pass {
 	const struct moe_ffn *ffn; /* shared experts or NULL */
 	struct moe_ffn_state *ffn_state;
 	struct moe_tensor *const *ffn_lora; /* [MOE_FFN_MATRICES] or NULL */
+	const struct moe_trained_tensors *ffn_trained; /* [MOE_FFN_MATRICES] gradients to add to, or NULL */
 	struct moe_layer_tensors *lt;
 	struct moe_slot_tensors *st;
 	struct moe_tensor *plan; /* of (slot, layer) */
@@ -58,6 +60,7 @@ struct moe_moe_pass {
 	const struct moe_transposed *copy;
 	struct moe_tensor **copies; /* [P G] an entry of a ring, which is filled first; NULL: resident */
 	int copy_layers;	    /* entries of the ring */
+	double share;		    /* of the step's tokens: weighs the router's losses; 0: all */
 	bool copies_ready;	    /* the entry holds this layer's copies already */
 };
 /* The backward's copies: entry index mod n of the ring, or the layer's own; else none. */
@@ -95,7 +98,11 @@ struct moe_optimizer_step {
 	struct moe_grad_norm *norm;    /* NULL: no clipping and no finiteness check */
 	struct moe_tensor *norm_ready; /* written by grad_total */
 };
-/* AdamW on base and router weights; a (part, group)'s weights are packed anew as soon as it is done. */
+/* AdamW on the router's weight, where that is trained. */
+enum moe_status moe_graph_moe_update_router(const struct moe_context *c, const struct moe_experts *l,
+					    struct moe_layer_tensors *lt,
+					    const struct moe_optimizer_step *o);
+/* The same on base and router weights; a (part, group)'s weights are packed anew as soon as it is done. */
 enum moe_status moe_graph_moe_update_base(const struct moe_context *c, const struct moe_experts *l,
 					  struct moe_layer_tensors *lt,
 					  const struct moe_optimizer_step *o);
@@ -111,9 +118,16 @@ enum moe_status moe_graph_moe_rescale(const struct moe_context *c, const struct 
 enum moe_status moe_graph_moe_take_base(const struct moe_context *c, const struct moe_experts *l,
 					struct moe_layer_tensors *lt,
 					const struct moe_repack_args *args);
-/* Sums of squares of the layer's gradients: squares is [3 P + 2][E]; done [P G] are written. */
+/*
+ * Sums of squares of the layer's LoRA gradients: squares is [3 P + 2][E]; done [P G] are written. scale: of the
+ * gradients, as in struct moe_adamw.
+ */
 enum moe_status moe_graph_moe_grad_norm(const struct moe_context *c, const struct moe_experts *l,
-					struct moe_layer_tensors *lt, double *squares,
+					struct moe_layer_tensors *lt, float scale, double *squares,
+					struct moe_tensor **done);
+/* The same of base weights: squares is [3 P][E]. */
+enum moe_status moe_graph_moe_base_norm(const struct moe_context *c, const struct moe_experts *l,
+					struct moe_layer_tensors *lt, float scale, double *squares,
 					struct moe_tensor **done);
 enum moe_status moe_graph_moe_update(const struct moe_context *c, const struct moe_experts *l,
 				     struct moe_layer_tensors *lt,

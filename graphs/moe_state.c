@@ -3,6 +3,8 @@
  */
 #include "graphs/moe_state.h"
 
+#include "graphs/trained.h"
+
 #include "codelets/kernels/packed/coded.h"
 
 static int64_t part_begin(int64_t I, int P, int p)
@@ -86,10 +88,25 @@ static struct moe_param shape_base(int64_t n, int64_t k)
 	return (struct moe_param){ .stack = 1, .rows = n, .cols = k, .piece = n * k };
 }
 
-/* Base weights: gradients, and what training them takes. */
-static void base_alloc(struct moe_engine *e, struct moe_param *p, struct moe_param shape,
-		       const struct moe_experts_shape *s, int part, enum moe_status *st)
+/* Its bf16 weights are its masters: where they are in the layer's whole array. */
+static void base_own(struct moe_experts_part *part, enum moe_expert_matrix which,
+		     const struct moe_experts_shape *s)
 {
+	struct moe_param *p = &part->base[which];
+
+	p->own = which == MOE_GATE ? part->gate : which == MOE_UP ? part->up : part->down;
+	p->own_key = moe_mix(s->key + (uint64_t)which);
+	p->own_piece = (int64_t)s->I * s->H;
+	p->own_ld = which == MOE_DOWN ? s->I : s->H;
+	p->own_at = which == MOE_DOWN ? part->i0 : part->i0 * s->H;
+}
+
+/* Base weights: gradients, and what training them takes. */
+static void base_alloc(struct moe_engine *e, struct moe_experts_part *of, enum moe_expert_matrix which,
+		       struct moe_param shape, const struct moe_experts_shape *s, int part,
+		       enum moe_status *st)
+{
+	struct moe_param *p = &of->base[which];
 	size_t bytes = (size_t)s->E * (size_t)shape.piece * sizeof(float);
 
 	*p = shape;
@@ -97,7 +114,10 @@ static void base_alloc(struct moe_engine *e, struct moe_param *p, struct moe_par
 		p->grad = take(e, bytes, part, "gradients", st);
 	if (!s->train_base)
 		return;
-	p->value = take(e, bytes, part, "weights", st);
+	if (s->own_masters)
+		base_own(of, which, s);
+	else
+		p->value = take(e, bytes, part, "weights", st);
 	p->m = take(e, bytes, part, "moments", st);
 	p->v = take(e, bytes, part, "moments", st);
 }
@@ -172,9 +192,9 @@ static void part_alloc(struct moe_engine *e, struct moe_experts *l,
 	param_alloc(e, &part->gate_b, &b, s, p, st);
 	param_alloc(e, &part->up_b, &b, s, p, st);
 	param_alloc(e, &part->down_a, &a, s, p, st);
-	base_alloc(e, &part->base[MOE_GATE], shape_base(part->I, l->H), s, p, st);
-	base_alloc(e, &part->base[MOE_UP], shape_base(part->I, l->H), s, p, st);
-	base_alloc(e, &part->base[MOE_DOWN], shape_base(l->H, part->I), s, p, st);
+	base_alloc(e, part, MOE_GATE, shape_base(part->I, l->H), s, p, st);
+	base_alloc(e, part, MOE_UP, shape_base(part->I, l->H), s, p, st);
+	base_alloc(e, part, MOE_DOWN, shape_base(l->H, part->I), s, p, st);
 }
 
 static void copies_alloc(struct moe_engine *e, struct moe_experts *l, enum moe_dtype dtype,
@@ -185,6 +205,11 @@ static void copies_alloc(struct moe_engine *e, struct moe_experts *l, enum moe_d
 	l->transposed = moe_calloc(1, sizeof *l->transposed);
 	*st = l->transposed ? moe_transposed_alloc(e, l, dtype, l->transposed)
 			    : moe_fail(MOE_ERR_NOMEM, "no memory for a layer");
+}
+
+static bool wants_router_grad(const struct moe_experts_shape *s)
+{
+	return s->train_router || (s->base_grads && !s->frozen_router);
 }
 
 static void router_train_alloc(struct moe_engine *e, struct moe_experts *l, enum moe_status *st)
@@ -229,14 +254,14 @@ enum moe_status moe_experts_alloc(struct moe_engine *e, const struct moe_experts
 	b = shape_b(l->H, l->r, l->scale);
 	param_alloc(e, &l->a_gu, &a, s, 0, &st);
 	param_alloc(e, &l->down_b, &b, s, 0, &st);
-	if (s->base_grads && l->router)
+	if (l->router && wants_router_grad(s))
 		l->grad_router =
 			take(e, (size_t)l->E * (size_t)l->H * sizeof(float), -1, "gradients", &st);
 	if (l->router)
 		l->router_weight.data =
 			take(e, moe_kernels()->weight_bytes(MOE_F32, l->E, l->H, MOE_USE_EXACT), -1,
 			     "weights", &st);
-	if (s->train_base && l->router)
+	if (l->router && (s->train_router || (s->train_base && !s->frozen_router)))
 		router_train_alloc(e, l, &st);
 	if (st != MOE_OK)
 		moe_experts_free(e, l);
@@ -303,7 +328,8 @@ struct moe_experts_bytes moe_experts_bytes(const struct moe_experts_shape *s, en
 	if (s->base_grads)
 		b.gradients += E * (size_t)(3 * I * s->H) * sizeof(float);
 	if (s->train_base) {
-		b.weights += E * (size_t)(3 * I * s->H) * sizeof(float);
+		if (!s->own_masters)
+			b.weights += E * (size_t)(3 * I * s->H) * sizeof(float);
 		b.moments += 2 * E * (size_t)(3 * I * s->H) * sizeof(float);
 	}
 	return b;
@@ -390,18 +416,81 @@ void moe_experts_set(struct moe_experts *l, enum moe_lora_array a, enum moe_para
 	}
 }
 
+/* The packed weights of an expert in f32, or these from values that bf16 has. */
+static void exchange_own(const struct moe_experts *l, enum moe_expert_matrix which, int expert, float *buffer,
+			 bool to_buffer)
+{
+	const struct moe_kernels *k = moe_kernels();
+
+	for (int p = 0; p < l->P; p++) {
+		struct moe_view v = moe_base_view(l, which, p);
+		struct moe_weight *w = &v.param->own[expert];
+		float *at = buffer + v.offset;
+
+		for (int64_t i = 0; to_buffer && i < v.rows; i++)
+			k->weight_unpack(w, i, i + 1, at + i * v.ld);
+		if (!to_buffer)
+			moe_weight_store(w, v.rows, v.width, at, v.ld);
+	}
+}
+
 void moe_experts_get_base(const struct moe_experts *l, enum moe_expert_matrix which,
 			  enum moe_param_field f, int expert, float *dst)
 {
+	if (f == MOE_VALUE && l->part[0].base[which].own) {
+		exchange_own(l, which, expert, dst, true);
+		return;
+	}
 	for (int p = 0; p < l->P; p++)
 		exchange(moe_base_view(l, which, p), f, expert, dst, true);
 }
 
+void moe_experts_set_base(struct moe_experts *l, enum moe_expert_matrix which,
+			  enum moe_param_field f, int expert, const float *src)
+{
+	if (f == MOE_VALUE && l->part[0].base[which].own)
+		exchange_own(l, which, expert, (float *)src, false);
+	for (int p = 0; p < l->P; p++) {
+		exchange(moe_base_view(l, which, p), f, expert, (float *)src, false);
+		if (f == MOE_VALUE)
+			moe_experts_pack_master(l, which, expert, p);
+	}
+}
+
+/* Of one of an MLP's matrices, an enum moe_ffn_matrix; the gate of its sigmoid is a vector. */
+static enum moe_status ffn_train_one(struct moe_engine *e, struct moe_ffn *f, int which,
+				     const struct moe_ffn_training *t)
+{
+	struct moe_weight *const weights[] = { &f->gate, &f->up, &f->down, NULL };
+	struct moe_trained_shape s = { .weight = weights[which],
+				       .vector = weights[which] ? NULL : f->sigmoid_weight,
+				       .decay = true,
+				       .update = t->update,
+				       .own = t->own,
+				       .key = moe_mix(t->key + (uint64_t)which),
+				       .slice_elements = t->slice_elements,
+				       .part = t->part };
+
+	if (!s.weight && !s.vector)
+		return MOE_OK;
+	moe_ffn_shape(f, which, &s.rows, &s.cols);
+	return moe_trained_alloc(e, &s, &f->trained[which]);
+}
+
+enum moe_status moe_ffn_train(struct moe_engine *e, struct moe_ffn *f, const struct moe_ffn_training *t)
+{
+	f->trained = moe_calloc(MOE_FFN_MATRICES, sizeof *f->trained);
+	if (!f->trained)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for an MLP");
+	for (int i = 0; i < MOE_FFN_MATRICES; i++)
+		MOE_TRY(ffn_train_one(e, f, i, t));
+	return MOE_OK;
+}
+
 enum moe_status moe_ffn_alloc(struct moe_engine *e, int H, int I, enum moe_dtype dtype,
-			      bool sigmoid, bool grads, struct moe_ffn *f)
+			      bool sigmoid, struct moe_ffn *f)
 {
 	enum moe_status st = MOE_OK;
-	size_t n = (size_t)H * (size_t)I * sizeof(float);
 
 	memset(f, 0, sizeof *f);
 	f->H = H;
@@ -411,13 +500,6 @@ enum moe_status moe_ffn_alloc(struct moe_engine *e, int H, int I, enum moe_dtype
 	f->down.data = take(e, plain_bytes(dtype, H, I), -1, "weights", &st);
 	if (sigmoid)
 		f->sigmoid_weight = take(e, (size_t)H * sizeof(float), -1, "weights", &st);
-	if (grads) {
-		f->grad_gate = take(e, n, -1, "gradients", &st);
-		f->grad_up = take(e, n, -1, "gradients", &st);
-		f->grad_down = take(e, n, -1, "gradients", &st);
-		if (sigmoid)
-			f->grad_sigmoid = take(e, (size_t)H * sizeof(float), -1, "gradients", &st);
-	}
 	if (st != MOE_OK)
 		moe_ffn_free(e, f);
 	return st;
@@ -429,10 +511,9 @@ void moe_ffn_free(struct moe_engine *e, struct moe_ffn *f)
 	moe_memory_free(e, f->up.data);
 	moe_memory_free(e, f->down.data);
 	moe_memory_free(e, f->sigmoid_weight);
-	moe_memory_free(e, f->grad_gate);
-	moe_memory_free(e, f->grad_up);
-	moe_memory_free(e, f->grad_down);
-	moe_memory_free(e, f->grad_sigmoid);
+	for (int i = 0; f->trained && i < MOE_FFN_MATRICES; i++)
+		moe_trained_free(e, &f->trained[i]);
+	moe_free(f->trained);
 	for (int i = 0; i < MOE_FFN_MATRICES; i++) {
 		struct moe_param *const both[] = { &f->lora[i].a, &f->lora[i].b };
 

@@ -18,7 +18,11 @@ struct moe_experts_shape {
 	bool trainable;		       /* gradients and moments for LoRA */
 	bool base_grads;	       /* gradients of base and router weights */
 	const struct moe_coding *coding; /* [MOE_EXPERT_MATRICES], phase 0: quantised; NULL: plain */
+	bool frozen_router;	       /* base_grads without the router's */
+	bool train_router;	       /* the router's weight is trained, whatever the others are */
 	bool train_base;	       /* and masters and moments; needs base_grads and an F32 weight_dtype */
+	bool own_masters;	       /* train_base without masters: BF16 weights are their own; a BF16 weight_dtype */
+	uint64_t key;		       /* then: of the layer, for the rounding */
 	bool recompute;		       /* see struct moe_experts */
 	enum moe_backward_mode backward; /* not direct: LoRA is packed transposed too; resident: and weights */
 };
@@ -49,6 +53,9 @@ void moe_experts_set(struct moe_experts *l, enum moe_lora_array a, enum moe_para
 /* Likewise a field of a base matrix of one expert, whole (all parts). An absent one gives zeros. */
 void moe_experts_get_base(const struct moe_experts *l, enum moe_expert_matrix which,
 			  enum moe_param_field f, int expert, float *dst);
+/* The reverse; a value is packed too. */
+void moe_experts_set_base(struct moe_experts *l, enum moe_expert_matrix which,
+			  enum moe_param_field f, int expert, const float *src);
 
 /*
  * Activations of up to T tokens. kept: one per (slot, layer); scratch and the ring of two: one per
@@ -74,7 +81,16 @@ size_t moe_experts_scratch_bytes(const struct moe_experts *l, int T, bool backwa
 size_t moe_experts_worker_scratch(const struct moe_experts *l, int T);
 
 enum moe_status moe_ffn_alloc(struct moe_engine *e, int H, int I, enum moe_dtype dtype,
-			      bool sigmoid, bool grads, struct moe_ffn *f);
+			      bool sigmoid, struct moe_ffn *f);
+/* Whole training of an MLP's matrices, or their gradients only (update false); see struct moe_trained_shape. */
+struct moe_ffn_training {
+	bool update, own;
+	uint64_t key;
+	int64_t slice_elements;
+	int part;
+};
+/* After its weights have memory. On failure moe_ffn_free frees what was made. */
+enum moe_status moe_ffn_train(struct moe_engine *e, struct moe_ffn *f, const struct moe_ffn_training *t);
 void moe_ffn_free(struct moe_engine *e, struct moe_ffn *f);
 enum moe_status moe_ffn_state_alloc(struct moe_engine *e, const struct moe_ffn *f, int T,
 				    struct moe_ffn_state *s);

@@ -4,7 +4,7 @@
 
 int64_t moe_layer_tensors_count(int P, int G, int slices_i, bool base_grads)
 {
-	return (int64_t)P * G * (1 + slices_i + base_grads) + 2 * (int64_t)G + 2 * base_grads;
+	return (int64_t)P * G * (1 + slices_i + 3 * base_grads) + 2 * (int64_t)G + 2 * base_grads;
 }
 
 int64_t moe_slot_tensors_count(int P, int G, int T_max, const struct moe_cut *cut)
@@ -22,11 +22,11 @@ static enum moe_status create_trained(struct moe_engine *e, const struct moe_exp
 {
 	int pg = l->P * l->G;
 
-	if (!l->part[0].base[MOE_GATE].value)
-		return MOE_OK;
-	MOE_TRY(moe_tensors_create(e, "weights", pg, true, &t->weights));
-	MOE_TRY(moe_tensors_create(e, "masters", pg, true, &t->masters));
-	if (!l->router)
+	if (l->part[0].base[MOE_GATE].m) {
+		MOE_TRY(moe_tensors_create(e, "weights", pg, true, &t->weights));
+		MOE_TRY(moe_tensors_create(e, "masters", pg, true, &t->masters));
+	}
+	if (!l->router_param.m)
 		return MOE_OK;
 	MOE_TRY(moe_tensor_create(e, "router", 0, -1, &t->router));
 	moe_tensor_set_initialised(t->router);
@@ -47,11 +47,9 @@ enum moe_status moe_layer_tensors_create(struct moe_engine *e, const struct moe_
 	MOE_TRY_GOTO(moe_tensors_create(e, "grad_i", pg * slices_i, false, &t->grad_i), st, fail);
 	MOE_TRY_GOTO(moe_tensors_create(e, "lora_h", l->G, true, &t->lora_h), st, fail);
 	MOE_TRY_GOTO(moe_tensors_create(e, "grad_h", l->G, false, &t->grad_h), st, fail);
-	if (base_grads) {
+	if (base_grads)
 		MOE_TRY_GOTO(moe_tensors_create(e, "grad_base", pg, false, &t->grad_base), st,
 			     fail);
-		MOE_TRY_GOTO(moe_tensor_create(e, "grad_shared", 0, -1, &t->grad_shared), st, fail);
-	}
 	if (l->grad_router)
 		MOE_TRY_GOTO(moe_tensor_create(e, "grad_router", 0, -1, &t->grad_router), st, fail);
 	MOE_TRY_GOTO(create_trained(e, l, t), st, fail);
@@ -81,7 +79,6 @@ void moe_layer_tensors_destroy(struct moe_layer_tensors *t)
 	moe_tensor_destroy(t->router);
 	moe_tensor_destroy(t->grad_router);
 	moe_tensor_destroy(t->grad_router_lora);
-	moe_tensor_destroy(t->grad_shared);
 	memset(t, 0, sizeof *t);
 }
 

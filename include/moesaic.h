@@ -262,7 +262,7 @@ struct moe_block_params {
 	int hidden, intermediate, experts, experts_per_token;
 	const char *router; /* "softmax_topk", ...; NULL: ids and weights come with each forward */
 	int router_normalise;	     /* the k weights of a token are divided by their sum */
-	float aux_loss_coef;	     /* adds coef x load-balancing loss to the router's gradient */
+	float aux_loss_coef, z_loss_coef; /* add coef x load-balancing loss, coef x z-loss to the router's gradient */
 	int shared_intermediate;     /* 0: no shared expert */
 	int shared_sigmoid;	     /* the shared expert is scaled by sigmoid(x . shared_router) */
 	int lora_rank;		     /* 0: none */
@@ -270,8 +270,8 @@ struct moe_block_params {
 	int lora_share_a;	     /* gate and up have one A (PEFT's fused form) */
 	int base_gradients;	     /* gradients of base, router and shared weights too */
 	/*
-	 * Base and router weights are trained: f32 masters and moments, base_gradients, weights packed anew after
-	 * each update. Weights can then be read back. Not with a shared expert.
+	 * Base, router and shared weights are trained: f32 masters and moments, base_gradients, weights packed anew
+	 * after each update. Weights can then be read back.
 	 */
 	int train_base;
 	enum moe_activations activations;
@@ -324,6 +324,7 @@ enum moe_block_array {
 	MOE_BLOCK_ROUTER_LOGITS,      /* [T, E] */
 	MOE_BLOCK_AUX_LOSS,	      /* [1]; without its coefficient */
 	MOE_BLOCK_GRAD_ROUTER_LOGITS, /* [T, E] of the last backward */
+	MOE_BLOCK_Z_LOSS,	      /* [1]; without its coefficient; 0 where that is 0 */
 	MOE_BLOCK_ARRAYS
 };
 
@@ -382,7 +383,7 @@ MOE_API enum moe_status moe_block_backward_async(struct moe_block *block,
 						 const struct moe_array *grad_out,
 						 const struct moe_array *grad_x,
 						 const struct moe_array *grad_weights);
-/* AdamW on the LoRA arrays and, with train_base, on base and router weights; asynchronous, ordered before the
+/* AdamW on the LoRA arrays and, with train_base, on base, router and shared weights; asynchronous, ordered before the
  * next forward by the task graph. */
 MOE_API enum moe_status moe_block_update(struct moe_block *block,
 					 const struct moe_adamw_params *params);
@@ -614,13 +615,27 @@ enum moe_recompute {
 	MOE_RECOMPUTE_ALWAYS,
 };
 
+/* What of a model is trained. */
+enum moe_method {
+	MOE_METHOD_LORA = 0, /* the adapter */
+	MOE_METHOD_FULL,     /* every weight; there is no adapter */
+	MOE_METHOD_HYBRID,   /* the adapter, and the weights of the routed experts */
+};
+
+/* Where weights that are trained keep their exact values. Norms, biases and routers: always f32. */
+enum moe_masters {
+	MOE_MASTERS_F32 = 0, /* beside the bf16 weights that are computed with */
+	MOE_MASTERS_BF16,    /* nowhere else: each update is rounded stochastically, a function of (seed, step,
+				array, element). 4 bytes less per parameter; the checkpoint must be in BF16 */
+};
+
 struct moe_model_params {
 	size_t struct_size;
 	const char *dir;     /* required */
 	const char *adapter; /* directory to start from, in any form: gives targets, ranks and
 				alphas, or NULL */
 	int max_tokens;	     /* of a micro-batch; 0: 512 */
-	int slots;	     /* micro-batches in flight; 0: 2, or 1 for inference */
+	int slots;	     /* micro-batches in flight; 0: 2 where they fit, 1 for inference */
 	int inference_only;  /* no gradients, no moments, activations of two layers */
 	int lora_rank;	     /* of attention; 0: 16, without an adapter no LoRA for inference */
 	int expert_rank;     /* 0: lora_rank */
@@ -633,7 +648,11 @@ struct moe_model_params {
 	int share_a;		  /* gate and up of an expert share their A */
 	int rslora;		  /* scale is alpha / sqrt(rank) */
 	uint64_t seed;		  /* of the initial A: uniform in +-1/sqrt(in) as in PEFT; B is 0 */
-	double aux_coef;      /* of the load-balancing loss of every MoE layer and micro-batch */
+	/*
+	 * Of the load-balancing loss (Switch Transformer) and the z-loss (ST-MoE) of the router: means over the MoE
+	 * layers and, by tokens, over the micro-batches of a step. 0: none. Not part of the printed loss.
+	 */
+	double aux_coef, z_coef;
 	int64_t memory_limit; /* bytes; 0: what the machine has available */
 	/* as in struct moe_block_params, but the layers share the N copies; where nothing is trained there is no
 	 * backward, and no copy */
@@ -651,6 +670,12 @@ struct moe_model_params {
 	int keep_text;
 	moe_progress_fn progress;
 	void *user;
+	/* LORA and HYBRID: the routers' weights are trained too and saved with the adapter, which may be none of the
+	 * routers then. An adapter that has them is trained on with them. */
+	int train_router;
+	/* FULL and HYBRID: not with weights, quantised checkpoints or inference_only; FULL: nor with an adapter */
+	enum moe_method method;
+	enum moe_masters masters;
 };
 
 struct moe_model_info {
@@ -663,7 +688,9 @@ struct moe_model_info {
 	/* by group */
 	int64_t embed_params, norm_params, attention_params, dense_params, router_params,
 		shared_params, expert_params;
+	/* of the adapter; router_weights: the routers' own weights, not LoRA */
 	int64_t attention_lora_params, router_lora_params, dense_lora_params;
+	int router_weights;
 	int64_t shared_lora_params; /* of shared experts and their gate */
 	int64_t expert_lora_params;
 	int lora_rank, expert_rank;
@@ -676,6 +703,18 @@ struct moe_model_info {
 	double load_seconds;
 	const char *backward_weights; /* "direct", "shared:N", "resident"; lives as long as the model */
 	const char *expert_format;    /* "fp8", ...; NULL: plain. Static */
+	enum moe_method method;
+	enum moe_masters masters;
+	int64_t whole_params; /* trained themselves, not by an adapter */
+	/* gradients and moments, touched by the workers of their NUMA nodes when the model was opened */
+	int64_t touched_bytes;
+	double touch_seconds;
+	/*
+	 * The memory plan, made before anything was allocated: bytes of the whole process at its peak, what it would
+	 * be with two micro-batches in flight and all activations kept, and what there is for it.
+	 */
+	int64_t planned_bytes, wanted_bytes, allowed_bytes;
+	int trained_layers, recomputed_layers; /* from the lowest trained one on; others keep activations */
 };
 
 MOE_API enum moe_status moe_model_open(struct moe_engine *engine,
@@ -686,6 +725,12 @@ MOE_API void moe_model_close(struct moe_model *model);
 MOE_API enum moe_status moe_model_get_info(struct moe_model *model, struct moe_model_info *info);
 /* Replaces the LoRA's values; targets and ranks must be the model's. Moments are cleared. */
 MOE_API enum moe_status moe_model_load_adapter(struct moe_model *model, const char *dir);
+/*
+ * The model's weights as a checkpoint into dir, which is made: names, dtypes and shards of the one that was opened,
+ * and all its other files but what training leaves (logs, adapters, checkpoints). Files appear complete, config.json last.
+ * With an adapter: without what that adds. MOE_ERR_NOFIT: too little disk. Only FULL and HYBRID. Waits.
+ */
+MOE_API enum moe_status moe_model_save(struct moe_model *model, const char *dir);
 /* Writes the model's adapter_format into dir. */
 MOE_API enum moe_status moe_model_save_adapter(struct moe_model *model, const char *dir);
 /*
@@ -730,7 +775,11 @@ struct moe_trainer_params {
 	const char *resume; /* a checkpoint directory, "" = the newest in output_dir, NULL = none */
 	int overwrite;	    /* an output directory that already has results may be used */
 	double learning_rate; /* 0: 1e-4 */
-	const char *schedule; /* "cosine" (default), "linear", "constant", "constant_with_warmup" */
+	/* transformers' names: "cosine" (default), "linear", "constant", "constant_with_warmup", "polynomial",
+	 * "inverse_sqrt", "cosine_with_restarts", "cosine_with_min_lr", "cosine_warmup_with_min_lr",
+	 * "warmup_stable_decay"; args: lr_scheduler_kwargs as "key=value,..." or NULL */
+	const char *schedule, *schedule_args;
+	int64_t warmup_steps; /* 0: warmup_ratio of all steps */
 	double warmup_ratio, weight_decay, beta1, beta2, eps; /* betas and eps 0: .9, .999, 1e-8 */
 	double max_grad_norm;				      /* 0: no clipping */
 	int batch_size;	   /* packs per micro-batch; 0: as many as fit batch_tokens */
@@ -744,6 +793,13 @@ struct moe_trainer_params {
 		save_total_limit; /* 0: 1, each epoch, never, 2 */
 	double max_hours;	  /* 0: no limit */
 	int skip_non_finite;	  /* skip the update instead of stopping with MOE_ERR_DIVERGED */
+	/* a checkpoint or a line of the log that cannot be written is a warning; the results at the end are not */
+	int continue_on_save_error;
+	/*
+	 * The adapter at the end is that of the least evaluation loss; each evaluation that is the best so far is
+	 * saved as a checkpoint. Without it the last step's. The best checkpoint is never pruned.
+	 */
+	int load_best;
 	int sequential;		  /* wait for each step before submitting the next */
 };
 
@@ -753,8 +809,14 @@ struct moe_train_event {
 	enum moe_train_event_type type;
 	int64_t step, total_steps; /* 1-based */
 	double epoch, loss, eval_loss, learning_rate, grad_norm, grad_norm_experts;
+	double aux_loss, z_loss; /* without coefficients; z_loss 0 where it has none */
 	int64_t tokens, trained_tokens; /* of the step */
+	int64_t skipped; /* steps of the run without an update, up to this one */
 	double tokens_per_s, rss_gib, eta_s, idle_share;
+	/* of this step, per MoE layer from the lowest trained one up; valid during the call */
+	int moe_layers;
+	const double *expert_load;	/* tokens of the busiest expert over the mean */
+	const int32_t *unused_experts;	/* experts without a token */
 	enum moe_idle_cause idle_cause; /* the largest, and its share of the workers' time */
 	double idle_cause_share;
 	const char *text; /* path of what was saved, or a warning */
@@ -769,15 +831,20 @@ struct moe_train_result {
 	double first_loss, last_loss, eval_loss; /* eval_loss NaN without evaluation */
 	double peak_rss_gib;
 	int64_t adapted_experts, experts_without_gradient; /* over all layers */
+	int64_t skipped; /* steps without an update */
+	double best_loss; /* least evaluation loss, NaN without evaluation, and its step */
+	int64_t best_step;
 	/* of a micro-batch of the evaluations: moe_evaluate of a model with this max_tokens makes
 	 * the same ones, and so the same bits; 0 without evaluation */
 	int eval_batch_tokens;
 };
 
+/* The part of moe_train's checks that needs neither model nor data. */
+MOE_API enum moe_status moe_train_check(const struct moe_trainer_params *params);
 MOE_API enum moe_status moe_train(struct moe_model *model, const struct moe_trainer_params *params,
 				  moe_train_fn fn, void *user, struct moe_train_result *result);
-/* Tokens that each expert of a layer saw in the last moe_train; counts [E]. MOE_ERR_ARG: no MoE
- * layer. */
+/* Tokens that each expert of a layer saw in the last moe_train, with what it resumed from; counts [E]. MOE_ERR_ARG:
+ * no MoE layer, or one below the lowest trained layer. */
 MOE_API enum moe_status moe_train_expert_tokens(struct moe_model *model, int layer, int64_t *counts,
 						int n);
 
@@ -844,6 +911,11 @@ struct moe_estimate {
 	char isa[32];		   /* kernel table that the prediction is for */
 	int calibrated;		   /* from measured rates (moe_machine_calibrate), not guessed ones */
 	const char *lacks; /* what training this architecture lacks; NULL: it is trained. Static */
+	/* what opening would choose for the model's memory_limit, or what this machine has */
+	int slots, trained_layers, recomputed_layers;
+	int64_t process; /* code and the runtime's own memory */
+	int64_t staging; /* of saving, or of loading where that is more than what comes after it */
+	int64_t wanted;	 /* total with two micro-batches in flight and all activations kept */
 };
 MOE_API enum moe_status moe_estimate(const struct moe_estimate_params *params,
 				     struct moe_estimate *out);
@@ -858,7 +930,8 @@ struct moe_merge_params {
 	size_t struct_size;
 	const char *model, *adapter; /* folders; the adapter in any form */
 	const char *output_dir;	     /* must not exist, or be empty; complete or absent */
-	const char *weights;	     /* "keep" (NULL): names, shards and dtypes of the base */
+	const char *weights;	     /* "keep" (NULL): names, shards, dtypes and formats of the base; or a
+					format of moe_convert_model_params for the experts */
 	int64_t max_shard_bytes;     /* larger shards are split; 0: none */
 	moe_work_fn progress;
 	void *user;
@@ -867,6 +940,8 @@ struct moe_merge_result {
 	size_t struct_size;
 	int64_t tensors, merged, shards, bytes;
 	double seconds;
+	/* Where weights were quantised: ||stored - (W + scaling B A)|| / ||W + scaling B A||; else 0. */
+	double error, worst_error;
 };
 /* MOE_ERR_FORMAT: the adapter was made for another model; MOE_ERR_NOFIT: too little disk. */
 MOE_API enum moe_status moe_merge(const struct moe_merge_params *params,

@@ -196,7 +196,8 @@ static enum moe_status fill(struct convert *c)
 			MOE_TRY(write_shard(c, i));
 	MOE_TRY(write_index(c));
 	MOE_TRY(write_sums(c));
-	MOE_TRY(moe_convert_config(&c->plan, c->config));
+	if (!c->plan.target.keep)
+		MOE_TRY(moe_convert_config(&c->plan, c->config));
 	MOE_TRY(write_json(c, "config.json", c->config));
 	MOE_TRY(moe_folder_copy(&others, c->p->in, c->folder.path));
 	return moe_convert_folder_commit(&c->folder);
@@ -227,9 +228,10 @@ static void report(const struct convert *c, struct moe_convert_model_result *r)
 }
 
 enum moe_status moe_convert_model_run(const struct moe_convert_model_params *p,
+				      const struct moe_convert_change *change, const char *note,
 				      struct moe_convert_model_result *result)
 {
-	struct convert c = { .p = p, .folder = { .fd = -1 } };
+	struct convert c = { .p = p, .plan = { .change = change }, .folder = { .fd = -1 } };
 	double start = moe_now();
 	enum moe_status status = make_plan(&c);
 
@@ -238,7 +240,7 @@ enum moe_status moe_convert_model_run(const struct moe_convert_model_params *p,
 					  .progress = p->progress,
 					  .user = p->user };
 	if (status == MOE_OK) {
-		status = moe_convert_folder_open(p->out, p, &c.plan, &c.folder);
+		status = moe_convert_folder_open(p, note, &c.plan, &c.folder);
 		c.opened = status == MOE_OK;
 	}
 	if (status == MOE_OK)

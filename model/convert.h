@@ -8,8 +8,13 @@
 
 #include "model/convert_plan.h"
 
-/* moe_convert_model: see moesaic.h. result is not NULL. */
+/*
+ * moe_convert_model: see moesaic.h; "keep" is allowed too: what is not changed stays as it is.
+ * change: what is added to weights, or NULL; note: what it comes from, so that another call goes on
+ * only with the same.
+ */
 enum moe_status moe_convert_model_run(const struct moe_convert_model_params *p,
+				      const struct moe_convert_change *change, const char *note,
 				      struct moe_convert_model_result *result);
 
 #endif

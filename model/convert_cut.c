@@ -137,14 +137,22 @@ static enum moe_status check_names(const struct moe_convert_plan *p)
 	return status;
 }
 
+/* The input's, unless files were split. */
+static char *file_name(const struct moe_convert_plan *p, int i)
+{
+	const char *path = moe_safetensors_file_path(p->st, p->tensor[p->shard[i].first].shard);
+
+	if (p->n_shards != moe_safetensors_file_count(p->st))
+		return moe_format("model-%05d-of-%05d.safetensors", i + 1, p->n_shards);
+	return moe_strdup(strrchr(path, '/') ? strrchr(path, '/') + 1 : path);
+}
+
 static enum moe_status finish(struct moe_convert_plan *p, int i)
 {
 	struct moe_convert_shard *s = &p->shard[i];
 	size_t at = 0;
 
-	s->name = p->n_shards == 1
-			  ? moe_strdup("model.safetensors")
-			  : moe_format("model-%05d-of-%05d.safetensors", i + 1, p->n_shards);
+	s->name = file_name(p, i);
 	if (!s->name)
 		return moe_fail(MOE_ERR_NOMEM, "out of memory");
 	qsort(p->tensor + s->first, s->n, sizeof *p->tensor, by_dtype);

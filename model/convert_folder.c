@@ -45,13 +45,14 @@ static bool add_inputs(const struct moe_convert_plan *plan, cJSON *o)
 	return list != NULL;
 }
 
-static cJSON *describe(const struct moe_convert_model_params *p,
+static cJSON *describe(const struct moe_convert_model_params *p, const char *note,
 		       const struct moe_convert_plan *plan)
 {
 	cJSON *o = cJSON_CreateObject();
 
 	if (o && cJSON_AddStringToObject(o, "format", "moesaic-convert-1") &&
 	    cJSON_AddStringToObject(o, "weights", p->weights) &&
+	    cJSON_AddStringToObject(o, "note", note ? note : "") &&
 	    cJSON_AddStringToObject(o, "layers", plan->target.linear ? "linear" : "experts") &&
 	    cJSON_AddNumberToObject(o, "max_shard_bytes", (double)p->max_shard_bytes) &&
 	    add_inputs(plan, o))
@@ -219,14 +220,14 @@ static enum moe_status take_up(struct moe_convert_folder *f, struct moe_convert_
 	return verify(f, plan);
 }
 
-enum moe_status moe_convert_folder_open(const char *final, const struct moe_convert_model_params *p,
+enum moe_status moe_convert_folder_open(const struct moe_convert_model_params *p, const char *note,
 					struct moe_convert_plan *plan, struct moe_convert_folder *f)
 {
 	*f = (struct moe_convert_folder){ .fd = -1 };
-	f->state = describe(p, plan);
+	f->state = describe(p, note, plan);
 	if (!f->state)
 		return no_memory();
-	MOE_TRY(make_path(final, f));
+	MOE_TRY(make_path(p->out, f));
 	MOE_TRY(take_up(f, plan));
 	MOE_TRY(clean(f, plan));
 	if (!moe_json_get(f->state, "done") && !cJSON_AddArrayToObject(f->state, "done"))

@@ -18,10 +18,10 @@ struct moe_convert_folder {
 
 /*
  * Makes or takes up the folder: shards of the plan that are there and have their checksums are done
- * then; what else a killed process left is removed. MOE_ERR_ARG: final is there and not empty, or
+ * then; what else a killed process left is removed. MOE_ERR_ARG: p->out is there and not empty, or
  * the folder is another conversion's; MOE_ERR_BUSY: a process is at it.
  */
-enum moe_status moe_convert_folder_open(const char *final, const struct moe_convert_model_params *p,
+enum moe_status moe_convert_folder_open(const struct moe_convert_model_params *p, const char *note,
 					struct moe_convert_plan *plan,
 					struct moe_convert_folder *f);
 /* Notes a shard that is in place. */

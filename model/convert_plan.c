@@ -32,6 +32,11 @@ enum moe_status moe_convert_target_find(const char *name, const char *layers,
 					struct moe_convert_target *out)
 {
 	*out = (struct moe_convert_target){ .name = name, .dtype = MOE_BF16, .linear = true };
+	if (!strcmp(name, "keep")) {
+		out->keep = true;
+		out->linear = false;
+		return MOE_OK;
+	}
 	if (layers && strcmp(layers, "experts") && strcmp(layers, "linear"))
 		return moe_fail(MOE_ERR_ARG, "layers \"%s\": experts and linear are possible",
 				layers);
@@ -93,6 +98,31 @@ static struct moe_quantised coding_of(const struct moe_convert_target *t,
 	return q;
 }
 
+static struct moe_array shape_of(const struct moe_st_tensor *t, int skip)
+{
+	struct moe_array a = { .dtype = t->dtype, .ndim = t->ndim - skip };
+
+	if (!strcmp(t->dtype_text, "F8_E8M0"))
+		a.dtype = MOE_SCALE_UE8M0;
+	for (int i = 0; i < a.ndim; i++)
+		a.shape[i] = t->shape[i + skip];
+	return a;
+}
+
+/* The coding and the tensors that the source has. */
+static void as_stored(const struct moe_convert_source *s, struct moe_convert_piece *c)
+{
+	int skip = s->experts > 0;
+
+	c->q = (struct moe_quantised){
+		.coding = s->coded.q.coding, .n = c->n, .k = c->k, .rows = s->coded.q.rows
+	};
+	c->stored.codes = shape_of(s->coded.codes, skip);
+	c->stored.scale = shape_of(s->coded.scale, skip);
+	if (s->coded.zero)
+		c->stored.zero = shape_of(s->coded.zero, skip);
+}
+
 static enum moe_status add_tensor(struct moe_convert_plan *p, struct moe_convert_tensor *t)
 {
 	int64_t count = moe_shape_count(t->ndim, t->shape);
@@ -144,16 +174,23 @@ static enum moe_status add_piece(struct moe_convert_plan *p, const struct moe_co
 		moe_stored_set(&c->stored.codes, c->dtype, c->n, c->k);
 		return add_part(p, c, 0, stem, suffix, &c->stored.codes);
 	}
-	c->keep = keeps(&p->target, s, c->row0);
-	c->q = coding_of(&p->target, s, c);
-	status = c->layout->writer->shapes(&c->q, &c->stored);
+	if (p->target.keep) {
+		as_stored(s, c);
+		status = MOE_OK;
+	} else {
+		c->keep = keeps(&p->target, s, c->row0) && !s->change;
+		c->q = coding_of(&p->target, s, c);
+		status = c->layout->writer->shapes(&c->q, &c->stored);
+	}
 	if (status != MOE_OK)
 		return moe_fail_in(status, "%s", s->name);
 	MOE_TRY(add_part(p, c, 0, stem, c->layout->codes, &c->stored.codes));
 	MOE_TRY(add_part(p, c, 1, stem, c->layout->scale, &c->stored.scale));
 	if (c->layout->zero)
 		MOE_TRY(add_part(p, c, 2, stem, c->layout->zero, &c->stored.zero));
-	return c->layout->more ? add_part(p, c, 3, stem, c->layout->more, &c->stored.more) : MOE_OK;
+	if (c->layout->more && !p->target.keep)
+		return add_part(p, c, 3, stem, c->layout->more, &c->stored.more);
+	return MOE_OK;
 }
 
 /* Without ".weight"; what was cut. */
@@ -209,9 +246,16 @@ static enum moe_status make_pieces(struct moe_convert_plan *p, size_t i)
 				       .k = s->k,
 				       .matrices = MOE_MAX(s->experts, 1),
 				       .dtype = t->dtype };
-	bool quantised = t->format && (s->expert || t->linear);
+	bool quantised = t->format && (s->expert || (t->linear && s->linear));
 	char stem[MOE_CONVERT_NAME];
 	const char *suffix = stem_of(s->name, stem);
+
+	if (s->plain && (t->keep || t->format)) /* changed only */
+		c.dtype = s->plain->dtype;
+	if (t->keep) {
+		c.layout = s->layout;
+		return add_piece(p, &c, stem, suffix);
+	}
 
 	if (quantised && s->experts && !t->fused)
 		return split(p, &c, stem);

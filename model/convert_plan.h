@@ -16,6 +16,7 @@ struct moe_convert_target {
 	const struct moe_format_layout *fused; /* of all experts' in one tensor; NULL: one by one */
 	enum moe_dtype dtype;		       /* of plain values, also where codes become values */
 	bool linear; /* all projections are quantised, not the experts alone */
+	bool keep;   /* everything stays as it is but for what is changed */
 };
 
 /* A weight of the input: a matrix, or those of all experts in one tensor. */
@@ -23,9 +24,11 @@ struct moe_convert_source {
 	char name[MOE_CONVERT_NAME];	   /* plain: with ".weight" where the model has it so */
 	const struct moe_st_tensor *plain; /* or NULL: */
 	struct moe_st_quantised coded;
-	int64_t experts, n, k; /* experts 0: one matrix */
+	const struct moe_format_layout *layout; /* of coded */
+	int64_t experts, n, k;			/* experts 0: one matrix */
 	int file;
-	bool expert; /* of a routed expert */
+	const void *change;  /* what is done to its values; NULL: nothing */
+	bool expert, linear; /* of a routed expert; a projection, experts' included */
 };
 
 /* A matrix of the output, or those of all experts. */
@@ -66,9 +69,20 @@ struct moe_convert_shard {
 	char sha256[MOE_SHA256_TEXT];
 };
 
+/* What a merge adds to weights. */
+struct moe_convert_change {
+	/* What is done to the weight of this plain name; NULL: nothing. */
+	const void *(*find)(void *user, const char *name);
+	/* Rows row0, row0 + 1, ... [n, k] of its matrix, or of an expert's. Any thread. */
+	void (*apply)(const void *change, int64_t expert, int64_t row0, int64_t n, int64_t k,
+		      float *x);
+	void *user;
+};
+
 struct moe_convert_plan {
 	struct moe_convert_target target;
-	struct moe_safetensors *st; /* owned, as all below */
+	const struct moe_convert_change *change; /* or NULL; borrowed */
+	struct moe_safetensors *st;		 /* owned, as all below */
 	struct moe_convert_source *source;
 	size_t n_sources;
 	struct moe_convert_piece *piece;

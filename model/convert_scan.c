@@ -49,6 +49,23 @@ static bool is_linear(const char *name, int ndim)
 	return dot && strstr(dot, "_proj");
 }
 
+static const void *change_of(const struct moe_convert_plan *p, const char *name)
+{
+	return p->change ? p->change->find(p->change->user, name) : NULL;
+}
+
+/* A plain weight that becomes another. */
+static bool takes(const struct moe_convert_plan *p, const struct moe_convert_source *s)
+{
+	const struct moe_convert_target *t = &p->target;
+
+	if (s->change)
+		return true;
+	if (t->keep || !(t->linear ? s->linear : s->expert))
+		return false;
+	return t->format || s->plain->dtype != t->dtype;
+}
+
 static enum moe_status add(struct moe_convert_plan *p, const struct moe_convert_source *s)
 {
 	if (strlen(s->name) + 24 > MOE_CONVERT_NAME)
@@ -145,13 +162,19 @@ static enum moe_status try_layout(struct moe_convert_plan *p, const struct moe_s
 	snprintf(s.name, sizeof s.name, "%.*s%s", MOE_CONVERT_NAME - 24, stem,
 		 fused ? "" : PLAIN_SUFFIX);
 	s.expert = fused || is_expert(s.name, 2);
+	s.linear = is_linear(s.name, fused ? 3 : 2);
+	s.layout = l;
+	s.change = change_of(p, s.name);
 	MOE_TRY(moe_st_quantised_find(p->st, s.name, s.experts, s.n, s.k, &s.coded, found));
 	if (!*found || s.coded.codes != t)
 		return moe_fail(MOE_ERR_FORMAT, "%s is there in two formats", s.name);
+	if (p->target.keep && !s.change)
+		return MOE_OK;
 	used[t - first] = used[scale - first] = true;
 	if (s.coded.zero)
 		used[s.coded.zero - first] = true;
-	use_others(p, stem, used);
+	if (!p->target.keep) /* they stay true */
+		use_others(p, stem, used);
 	return add(p, &s);
 }
 
@@ -196,10 +219,10 @@ enum moe_status moe_convert_scan(struct moe_convert_plan *p, bool *used)
 		if (used[i] || t->dtype > MOE_F64)
 			continue;
 		s.expert = is_expert(t->name, t->ndim);
-		if (p->target.linear ? !is_linear(t->name, t->ndim) : !s.expert)
+		s.linear = is_linear(t->name, t->ndim);
+		s.change = t->ndim == 2 || fused ? change_of(p, t->name) : NULL;
+		if (!takes(p, &s))
 			continue;
-		if (!p->target.format && t->dtype == p->target.dtype)
-			continue; /* as it is */
 		s.experts = fused ? t->shape[0] : 0;
 		s.n = t->shape[fused];
 		s.k = t->shape[fused + 1];

@@ -156,7 +156,7 @@ static enum moe_status make(const struct moe_convert_run *r, const struct moe_co
 		from = moe_st_quantised_expert(&s->coded, expert);
 		MOE_TRY(moe_check_scales(&from, s->coded.scale->name));
 	}
-	if (c->keep && !r->change) {
+	if (c->keep) {
 		MOE_TRY(moe_quantised_copy(&from, c->row0, 1, &m->q, &m->memory));
 		return store(c, m);
 	}
@@ -165,8 +165,8 @@ static enum moe_status make(const struct moe_convert_run *r, const struct moe_co
 		return moe_fail(MOE_ERR_NOMEM, "no memory for a [%lld, %lld] weight",
 				(long long)c->n, (long long)c->k);
 	read_rows(s, c, expert, m->x);
-	if (r->change)
-		r->change(r->change_user, c, expert, m->x);
+	if (s->change)
+		r->plan->change->apply(s->change, expert, c->row0, c->n, c->k, m->x);
 	if (!c->layout)
 		return make_plain(c, m);
 	MOE_TRY(moe_quantise_as(m->x, MOE_F32, c->k, &m->q, &m->memory));

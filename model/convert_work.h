@@ -16,9 +16,6 @@ struct moe_convert_count {
 struct moe_convert_run {
 	const struct moe_convert_plan *plan;
 	int threads;
-	/* Adds something to rows of a matrix in place; or NULL. Any thread. */
-	void (*change)(void *user, const struct moe_convert_piece *c, int64_t expert, float *x);
-	void *change_user;
 	moe_work_fn progress;
 	void *user;
 	int64_t done, total; /* bytes of the output */

@@ -139,7 +139,8 @@ static bool add_target(const struct moe_adapter *a, enum moe_adapter_target t, c
 	good = o && cJSON_AddItemToArray(list, o) &&
 	       cJSON_AddStringToObject(o, "target", moe_adapter_target_name(t)) &&
 	       moe_inspect_number(o, "layers", layers) &&
-	       moe_inspect_number(o, "rank", first->rank) &&
+	       (first->weight ? cJSON_AddTrueToObject(o, "weight") != NULL
+			      : moe_inspect_number(o, "rank", first->rank)) &&
 	       (!first->rank ||
 		cJSON_AddNumberToObject(o, "scaling", moe_adapter_scaling(a, first)));
 	if (good && t == MOE_ADAPTER_EXPERTS)

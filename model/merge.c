@@ -2,7 +2,7 @@
 #include "model/merge.h"
 #include "model/adapters/adapter_form.h"
 #include "model/file.h"
-#include "model/merge_shards.h"
+#include "model/merge_quantised.h"
 #include "model/staging.h"
 
 /* ---- other files ---- */
@@ -62,29 +62,40 @@ static enum moe_status open_inputs(struct moe_merge_shards *m, const struct moe_
 	return moe_safetensors_open(p->model, &m->base);
 }
 
-enum moe_status moe_merge_run(const struct moe_merge_params *p, struct moe_merge_result *result)
+/* Shards as the base has them: only plain tensors change. */
+static enum moe_status merge_plain(struct moe_merge_shards *m, const struct moe_merge_params *p,
+				   struct moe_merge_result *result)
 {
-	struct moe_merge_shards m = { .progress = p->progress, .user = p->user };
 	struct moe_staging staging = { 0 };
 	double start = moe_now();
+	enum moe_status status = moe_staging_begin(p->output_dir, &staging);
+
+	if (status == MOE_OK)
+		status = fill_folder(m, p, staging.path);
+	if (status == MOE_OK)
+		status = moe_staging_commit(&staging);
+	moe_staging_abort(&staging);
+	result->tensors = (int64_t)moe_safetensors_count(m->base);
+	result->merged = m->merged;
+	result->bytes = m->total;
+	result->shards = m->n_shards;
+	result->seconds = moe_now() - start;
+	return status;
+}
+
+enum moe_status moe_merge_run(const struct moe_merge_params *p, struct moe_merge_result *result)
+{
+	struct moe_merge_shards m = { .model = p->model, .progress = p->progress, .user = p->user };
+	bool quantised = p->weights && strcmp(p->weights, "keep");
 	enum moe_status status = check_paths(p);
 
 	if (status == MOE_OK)
 		status = open_inputs(&m, p);
+	if (status == MOE_OK && !quantised)
+		status = moe_merge_is_quantised(&m, &quantised);
 	if (status == MOE_OK)
-		status = moe_staging_begin(p->output_dir, &staging);
-	if (status == MOE_OK)
-		status = fill_folder(&m, p, staging.path);
-	if (status == MOE_OK)
-		status = moe_staging_commit(&staging);
-	moe_staging_abort(&staging);
-	if (status == MOE_OK) {
-		result->tensors = (int64_t)moe_safetensors_count(m.base);
-		result->merged = m.merged;
-		result->bytes = m.total;
-		result->shards = m.n_shards;
-		result->seconds = moe_now() - start;
-	}
+		status =
+			quantised ? moe_merge_quantised(&m, p, result) : merge_plain(&m, p, result);
 	moe_merge_shards_free(&m);
 	return status;
 }

@@ -6,7 +6,7 @@
 void moe_merge_job_set(struct moe_merge_job *job, const struct moe_adapter *adapter,
 		       const struct moe_adapter_entry *entry, enum moe_role role, int expert)
 {
-	*job = (struct moe_merge_job){ adapter, entry, role, expert };
+	*job = (struct moe_merge_job){ .adapter = adapter, .entry = entry, .role = role, .expert = expert };
 }
 
 /* The LoRA of one matrix of a tensor. */
@@ -111,7 +111,10 @@ bool moe_merge_block_next(struct moe_merge_block *b)
 		  (size_t)((b->piece * b->rows + b->row) * b->cols) * size;
 	b->bytes = (size_t)(n * b->cols) * size;
 	moe_to_f32(b->wide, b->from, b->tensor->dtype, (size_t)(n * b->cols));
-	for (int64_t i = 0; i < n; i++)
+	if (b->job->entry->weight) /* a router's, whole */
+		memcpy(b->wide, b->job->entry->weight + b->row * b->cols,
+		       (size_t)(n * b->cols) * sizeof *b->wide);
+	for (int64_t i = 0; i < n && !b->job->entry->weight; i++)
 		add_row(b->wide + i * b->cols, b->delta, &l, l.b + (b->row + i) * l.rank, b->cols);
 	moe_from_f32(b->out, b->tensor->dtype, b->wide, (size_t)(n * b->cols));
 	b->row += n;
@@ -120,4 +123,22 @@ bool moe_merge_block_next(struct moe_merge_block *b)
 		b->piece++;
 	}
 	return true;
+}
+
+void moe_merge_add(const struct moe_merge_job *job, int64_t expert, int64_t row0, int64_t n,
+		   int64_t k, float *x, float *delta)
+{
+	int64_t half = job->entry->intermediate;
+
+	for (int64_t i = 0; i < n; i++) {
+		int64_t row = row0 + i, piece = expert;
+		struct lora l;
+
+		if (job->role == MOE_ROLE_EXPERTS_GATE_UP) {
+			piece = 2 * expert + (row >= half);
+			row -= row >= half ? half : 0;
+		}
+		l = lora_of(job, piece);
+		add_row(x + i * k, delta, &l, l.b + row * l.rank, k);
+	}
 }

@@ -6,15 +6,27 @@
 #include "model/adapters/adapter.h"
 #include "model/readers/safetensors.h"
 
+struct moe_rewrite;
+
 /* What a tensor gets; entry NULL: nothing. */
 struct moe_merge_job {
 	const struct moe_adapter *adapter;
 	const struct moe_adapter_entry *entry;
 	enum moe_role role; /* of the tensor: a matrix, an expert's, or all experts' fused */
 	int expert;
+	/* instead: all values are new (model/rewrite.h) */
+	const struct moe_rewrite *rewrite;
+	int layer;
 };
 void moe_merge_job_set(struct moe_merge_job *job, const struct moe_adapter *adapter,
 		       const struct moe_adapter_entry *entry, enum moe_role role, int expert);
+
+/*
+ * The same for rows row0, row0 + 1, ... [n, k] of the job's matrix, or of an expert's in a tensor
+ * of all of them, in f32 and in place. delta: k floats.
+ */
+void moe_merge_add(const struct moe_merge_job *job, int64_t expert, int64_t row0, int64_t n,
+		   int64_t k, float *x, float *delta);
 
 /* Rows of the tensor, one matrix after the other; moe_free it. */
 struct moe_merge_block {

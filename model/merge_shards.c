@@ -82,11 +82,12 @@ static enum moe_status find_tensors(struct moe_merge_shards *m)
 	m->job = moe_calloc(moe_safetensors_count(m->base), sizeof *m->job);
 	if (!m->job)
 		return moe_fail(MOE_ERR_NOMEM, "out of memory");
-	for (size_t i = 0; i < m->adapter->n_entries; i++) {
+	for (size_t i = 0; m->adapter && i < m->adapter->n_entries; i++) {
 		const struct moe_adapter_entry *e = &m->adapter->entries[i];
 
-		MOE_TRY(e->target == MOE_ADAPTER_EXPERTS ? add_experts(m, e)
-							 : add_job(m, moe_adapter_target_role(e->target), e, -1));
+		MOE_TRY(e->target == MOE_ADAPTER_EXPERTS
+				? add_experts(m, e)
+				: add_job(m, moe_adapter_target_role(e->target), e, -1));
 	}
 	return MOE_OK;
 }
@@ -199,6 +200,8 @@ static enum moe_status write_tensor(struct moe_merge_shards *m, struct moe_file_
 	struct moe_merge_block *b;
 	enum moe_status status = MOE_OK;
 
+	if (job->rewrite)
+		return moe_rewrite_tensor(m, w, t, job);
 	if (!job->entry)
 		return write_plain(m, w, t->name, t->data, t->bytes);
 	b = moe_merge_block_new(job, t);

@@ -12,8 +12,9 @@ struct moe_merge_job;
 struct moe_merge_part;
 
 struct moe_merge_shards {
+	const char *model;     /* the base's folder */
 	struct moe_arch *arch; /* all three owned */
-	struct moe_adapter *adapter;
+	struct moe_adapter *adapter; /* NULL: tensors are rewritten */
 	struct moe_safetensors *base;
 	struct moe_merge_job *job;	     /* [tensors of base] what is added to each */
 	const struct moe_st_tensor **tensor; /* all of them, by file and place */
@@ -32,6 +33,10 @@ enum moe_status moe_merge_plan(struct moe_merge_shards *m, int64_t max_shard_byt
 enum moe_status moe_merge_write_shards(struct moe_merge_shards *m, const char *dir);
 /* More bytes are written; MOE_ERR_INTERRUPTED when progress asks for it. */
 enum moe_status moe_merge_advance(struct moe_merge_shards *m, const char *what, int64_t bytes);
+/* A tensor whose values are new: model/rewrite.c. */
+struct moe_file_writer;
+enum moe_status moe_rewrite_tensor(struct moe_merge_shards *m, struct moe_file_writer *w,
+				   const struct moe_st_tensor *t, const struct moe_merge_job *job);
 void moe_merge_shards_free(struct moe_merge_shards *m);
 
 #endif

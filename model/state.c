@@ -268,6 +268,18 @@ enum moe_status moe_state_latest(const char *output, int64_t *step, char **path)
 	return status;
 }
 
+/* NAME.tmp-PID-SERIAL, as moe_file_begin has them. */
+static bool is_temporary(const char *name)
+{
+	const char *mark = NULL;
+	int at = 0;
+
+	for (const char *c = strstr(name, TEMP_MARK); c; c = strstr(c + 1, TEMP_MARK))
+		mark = c;
+	return mark && mark > name && sscanf(mark, TEMP_MARK "%*[0-9]-%*[0-9]%n", &at) == 0 && at &&
+	       !mark[at];
+}
+
 static enum moe_status clean_entry(const char *output, const char *name)
 {
 	enum moe_status status = MOE_OK;
@@ -276,6 +288,15 @@ static enum moe_status clean_entry(const char *output, const char *name)
 	int64_t step = step_of(name, &rest);
 	bool temp = !strncmp(rest, TEMP_MARK, sizeof TEMP_MARK - 1);
 
+	if (step < 0 && is_temporary(name)) {
+		path = moe_path_join(output, name);
+		if (!path)
+			status = no_memory(output);
+		else if (!moe_path_is_dir(path))
+			status = moe_tree_remove(path);
+		moe_free(path);
+		return status;
+	}
 	if (step < 0 || (!temp && strncmp(rest, OLD_MARK, sizeof OLD_MARK - 1) != 0))
 		return MOE_OK;
 	path = moe_path_join(output, name);
@@ -307,26 +328,37 @@ enum moe_status moe_state_clean(const char *output)
 	return status;
 }
 
-enum moe_status moe_state_prune(const char *output, int keep)
+/* First to a name that nobody takes for a checkpoint: removal is not atomic. */
+static enum moe_status remove_step(const char *output, int64_t step)
+{
+	char *dir = moe_format("%s/" PREFIX "%lld", output, (long long)step);
+	char *temp = dir ? moe_format("%s" TEMP_MARK "%ld", dir, (long)getpid()) : NULL;
+	enum moe_status status = temp ? moe_tree_remove(temp) : no_memory(output);
+
+	if (status == MOE_OK)
+		status = rename_dir(dir, temp);
+	if (status == MOE_OK)
+		status = moe_tree_remove(temp);
+	moe_free(dir);
+	moe_free(temp);
+	return status;
+}
+
+enum moe_status moe_state_prune(const char *output, int keep, int64_t best)
 {
 	enum moe_status status = MOE_OK;
 	struct step_list list;
+	size_t left;
 
 	if (keep <= 0)
 		return MOE_OK;
 	MOE_TRY(list_steps(output, &list));
-	for (size_t i = 0; i + (size_t)keep < list.count && status == MOE_OK; i++) {
-		/* first to a name that nobody takes for a checkpoint: removal is not atomic */
-		char *dir = moe_format("%s/" PREFIX "%lld", output, (long long)list.steps[i]);
-		char *temp = dir ? moe_format("%s" TEMP_MARK "%ld", dir, (long)getpid()) : NULL;
-
-		status = temp ? moe_tree_remove(temp) : no_memory(output);
-		if (status == MOE_OK)
-			status = rename_dir(dir, temp);
-		if (status == MOE_OK)
-			status = moe_tree_remove(temp);
-		moe_free(dir);
-		moe_free(temp);
+	left = list.count;
+	for (size_t i = 0; i + 1 < list.count && left > (size_t)keep && status == MOE_OK; i++) {
+		if (list.steps[i] == best)
+			continue;
+		status = remove_step(output, list.steps[i]);
+		left--;
 	}
 	moe_free(list.steps);
 	return status;

@@ -38,11 +38,14 @@ void moe_state_abort(struct moe_state_dir *dir);
 enum moe_status moe_state_latest(const char *output, int64_t *step, char **path);
 /*
  * To be called before training starts: removes what a killed process left half-written, and puts a
- * checkpoint back that was being replaced. Other files are not touched.
+ * checkpoint back that was being replaced, with the temporary files of moe_file_begin. Other files are not touched.
  */
 enum moe_status moe_state_clean(const char *output);
-/* Removes the oldest checkpoints beyond the newest `keep` (0: keeps all). */
-enum moe_status moe_state_prune(const char *output, int keep);
+/*
+ * Removes the oldest checkpoints until `keep` are left (0: keeps all). That of step `best` (negative: none) is among
+ * those that stay, and so is the newest, with keep 1 too.
+ */
+enum moe_status moe_state_prune(const char *output, int keep, int64_t best);
 
 enum moe_scalar_kind { MOE_SCALAR_INT, MOE_SCALAR_REAL, MOE_SCALAR_TEXT };
 struct moe_scalar {

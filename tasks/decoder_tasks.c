@@ -54,11 +54,13 @@ static struct moe_where at_chunk(const struct moe_context *c, int block, int chu
 }
 
 enum moe_status moe_task_embed(const struct moe_context *c, const struct moe_attn_args *a,
-			       int block, struct moe_tensor *kept, struct moe_tensor *out)
+			       int block, struct moe_tensor *weights, struct moe_tensor *kept,
+			       struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check("embed", a, 0));
+	moe_access_add(&l, weights, MOE_R);
 	moe_access_add(&l, kept, MOE_R);
 	moe_access_add(&l, out, MOE_W);
 	return moe_task_submit(c, MOE_KIND_embed, &moe_cl_embed, a, sizeof *a, &l, at(c, block, -1),
@@ -113,13 +115,14 @@ enum moe_status moe_task_attn_out(const struct moe_context *c, const struct moe_
 }
 
 enum moe_status moe_task_final_norm(const struct moe_context *c, const struct moe_head_args *a,
-				    int block, struct moe_tensor_list x, struct moe_tensor *kept,
-				    struct moe_tensor *out)
+				    int block, struct moe_tensor_list x, struct moe_tensor *weights,
+				    struct moe_tensor *kept, struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_rows("final_norm", a));
 	add_list(&l, x, MOE_R);
+	moe_access_add(&l, weights, MOE_R);
 	moe_access_add(&l, kept, MOE_R);
 	moe_access_add(&l, out, MOE_W);
 	return moe_task_submit(c, MOE_KIND_final_norm, &moe_cl_final_norm, a, sizeof *a, &l,
@@ -127,12 +130,14 @@ enum moe_status moe_task_final_norm(const struct moe_context *c, const struct mo
 }
 
 enum moe_status moe_task_logits(const struct moe_context *c, const struct moe_head_args *a,
-				int block, struct moe_tensor *hn, struct moe_tensor *out)
+				int block, struct moe_tensor *hn, struct moe_tensor *weights,
+				struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_rows("logits", a));
 	moe_access_add(&l, hn, MOE_R);
+	moe_access_add(&l, weights, MOE_R);
 	moe_access_add(&l, out, MOE_W);
 	return moe_task_submit(c, MOE_KIND_logits, &moe_cl_logits, a, sizeof *a, &l,
 			       at_chunk(c, block, a->chunk), c->priority + 1);

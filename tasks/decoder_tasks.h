@@ -16,9 +16,10 @@ struct moe_tensor_list {
 	int n;
 };
 
-/* ---- forward ---- */
+/* ---- forward; weights: NULL where nothing trains them ---- */
 enum moe_status moe_task_embed(const struct moe_context *c, const struct moe_attn_args *a,
-			       int block, struct moe_tensor *kept, struct moe_tensor *out);
+			       int block, struct moe_tensor *weights, struct moe_tensor *kept,
+			       struct moe_tensor *out);
 /* lora: of q, k and v */
 enum moe_status moe_task_qkv(const struct moe_context *c, const struct moe_attn_args *a, int block,
 			     struct moe_tensor *x, struct moe_tensor *const *lora,
@@ -35,10 +36,11 @@ enum moe_status moe_task_attn_out(const struct moe_context *c, const struct moe_
 
 /* ---- LM head; block: index of the row block ---- */
 enum moe_status moe_task_final_norm(const struct moe_context *c, const struct moe_head_args *a,
-				    int block, struct moe_tensor_list x, struct moe_tensor *kept,
-				    struct moe_tensor *out);
+				    int block, struct moe_tensor_list x, struct moe_tensor *weights,
+				    struct moe_tensor *kept, struct moe_tensor *out);
 enum moe_status moe_task_logits(const struct moe_context *c, const struct moe_head_args *a,
-				int block, struct moe_tensor *hn, struct moe_tensor *out);
+				int block, struct moe_tensor *hn, struct moe_tensor *weights,
+				struct moe_tensor *out);
 enum moe_status moe_task_loss(const struct moe_context *c, const struct moe_head_args *a, int block,
 			      struct moe_tensor_list chunks, struct moe_tensor *out);
 enum moe_status moe_task_loss_total(const struct moe_context *c, const struct moe_loss_args *a,

@@ -8,7 +8,6 @@
 #include "codelets/down_bwd.h"
 #include "codelets/ffn_bwd.h"
 #include "codelets/ffn_down.h"
-#include "codelets/ffn_grad.h"
 #include "codelets/ffn_lora_grad.h"
 #include "codelets/ffn_up.h"
 #include "codelets/gate_up.h"
@@ -470,20 +469,6 @@ enum moe_status moe_task_ffn_lora_grad(const struct moe_context *c, const struct
 			       MOE_PRIORITY_FILL);
 }
 
-enum moe_status moe_task_ffn_grad(const struct moe_context *c, const struct moe_token_args *a,
-				  struct moe_tensor *const *in, int n, struct moe_tensor *scratch,
-				  struct moe_tensor *grad)
-{
-	struct moe_access_list l = { .n = 0 };
-
-	MOE_TRY(check_tokens("ffn_grad", a));
-	add_all(&l, in, n, MOE_R);
-	moe_access_add(&l, scratch, MOE_R);
-	moe_access_add(&l, grad, a->first ? MOE_W : MOE_RW);
-	return moe_task_submit(c, MOE_KIND_ffn_grad, &moe_cl_ffn_grad, a, sizeof *a, &l,
-			       (struct moe_where){ -1, -1, -1 }, MOE_PRIORITY_FILL);
-}
-
 enum moe_status moe_task_grad_norm(const struct moe_context *c, const struct moe_update_args *a,
 				   int group, int part, struct moe_tensor *const *grads, int n,
 				   struct moe_tensor *out)
@@ -568,10 +553,10 @@ enum moe_status moe_task_repack(const struct moe_context *c, const struct moe_re
 	if (!e || a->part < 0 || a->part >= e->P || a->group < 0 || a->group >= e->G)
 		return moe_fail(MOE_ERR_ARG, "repack: part %d, group %d of %d, %d", a->part, a->group,
 				e ? e->P : 0, e ? e->G : 0);
-	if (!source && !e->part[a->part].base[MOE_GATE].value)
+	if (!source && !e->part[a->part].base[MOE_GATE].m)
 		return moe_fail(MOE_ERR_ARG, "repack: part %d, group %d has neither masters nor a source",
 				a->part, a->group);
-	if (!source && !moe_kernels()->tiles && e->part[a->part].gate->dtype != MOE_F32)
+	if (!source && !moe_kernels()->tiles && e->part[a->part].base[MOE_GATE].value && e->part[a->part].gate->dtype != MOE_F32)
 		return moe_fail(MOE_ERR_ARG,
 				"repack: the %s kernels keep weights as %s; masters need F32",
 				moe_kernels()->name, moe_dtype_name(e->part[a->part].gate->dtype));

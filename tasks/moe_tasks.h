@@ -113,9 +113,6 @@ enum moe_status moe_task_ffn_lora_grad(const struct moe_context *c, const struct
 				       struct moe_tensor *in, struct moe_tensor *kept,
 				       struct moe_tensor *users, struct moe_tensor *lora,
 				       struct moe_tensor *grad);
-enum moe_status moe_task_ffn_grad(const struct moe_context *c, const struct moe_token_args *a,
-				  struct moe_tensor *const *in, int n, struct moe_tensor *scratch,
-				  struct moe_tensor *grad);
 
 /* ---- optimizer: params and grads [n]; norm NULL without clipping ---- */
 enum moe_status moe_task_grad_norm(const struct moe_context *c, const struct moe_update_args *a, int group,

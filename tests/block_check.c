@@ -154,6 +154,7 @@ struct moe_block_params block_params_of(const struct block_case *c)
 		.router = c->router ? "softmax_topk" : NULL,
 		.router_normalise = c->normalise,
 		.aux_loss_coef = c->aux,
+		.z_loss_coef = c->z,
 		.shared_intermediate = c->shared,
 		.shared_sigmoid = c->sigmoid,
 		.lora_rank = c->r,
@@ -485,7 +486,8 @@ static void token_shared(struct swiglu *m, const struct block_data *d, struct bl
 }
 
 /* p [T, E] */
-static void probabilities(const struct block_data *d, const double *x, double *p)
+/* lse [T]: log sum exp of the logits */
+static void probabilities(const struct block_data *d, const double *x, double *p, double *lse)
 {
 	const struct block_case *c = &d->c;
 
@@ -500,6 +502,7 @@ static void probabilities(const struct block_data *d, const double *x, double *p
 			sum += p[e] = exp(p[e] - max);
 		for (int e = 0; e < c->E; e++)
 			p[e] /= sum;
+		lse[t] = max + log(sum);
 	}
 }
 
@@ -520,7 +523,7 @@ static void grad_probabilities(const struct block_case *c, const double *p, cons
 }
 
 static void router_backward(const struct block_data *d, struct block_reference *r, const double *x,
-			    const double *p, const int32_t *ids)
+			    const double *p, const double *lse, const int32_t *ids)
 {
 	const struct block_case *c = &d->c;
 	double *share = zeros(c->E), *dp = zeros(c->E), *mean = zeros(c->E);
@@ -529,7 +532,7 @@ static void router_backward(const struct block_data *d, struct block_reference *
 		share[ids[i]] += 1.0 / c->T;
 	for (int i = 0; i < c->T * c->E; i++)
 		mean[i % c->E] += p[i] / c->T;
-	r->aux = 0;
+	r->aux = r->z = 0;
 	for (int e = 0; e < c->E; e++)
 		r->aux += c->E * share[e] * mean[e];
 	for (int t = 0; t < c->T; t++, x += c->H, p += c->E) {
@@ -540,7 +543,8 @@ static void router_backward(const struct block_data *d, struct block_reference *
 		for (int e = 0; e < c->E; e++)
 			dot += dp[e] * p[e];
 		for (int e = 0; e < c->E; e++)
-			g[e] = p[e] * (dp[e] - dot);
+			g[e] = p[e] * (dp[e] - dot) + 2 * c->z * lse[t] * p[e] / c->T;
+		r->z += lse[t] * lse[t] / c->T;
 		times_t(c->E, c->H, d->w[MOE_BLOCK_ROUTER], g, 1, r->grad_x + (int64_t)t * c->H);
 		outer(c->E, c->H, g, x, 1, r->grad[MOE_BLOCK_ROUTER]);
 	}
@@ -568,7 +572,7 @@ void block_reference(struct block_reference *r, const struct block_data *d, cons
 	int64_t n = (int64_t)c->T * c->H;
 	struct swiglu m = { .s = 1.5 }, shared = { .s = 1 };
 	double *x = zeros(n), *dy = zeros(n), *w = zeros((int64_t)c->T * c->k);
-	double *p = zeros((int64_t)c->T * c->E);
+	double *p = zeros((int64_t)c->T * c->E), *lse = zeros(c->T);
 
 	reference_alloc(r, d);
 	swiglu_alloc(&m, c->H, c->I, c->r);
@@ -578,7 +582,7 @@ void block_reference(struct block_reference *r, const struct block_data *d, cons
 	for (int i = 0; i < c->T * c->k; i++)
 		w[i] = d->weights[i];
 	if (c->router) {
-		probabilities(d, x, p);
+		probabilities(d, x, p, lse);
 		for (int t = 0; t < c->T; t++) {
 			double S = 0;
 
@@ -597,13 +601,13 @@ void block_reference(struct block_reference *r, const struct block_data *d, cons
 				     dy + (int64_t)t * c->H);
 	}
 	if (c->router)
-		router_backward(d, r, x, p, ids);
+		router_backward(d, r, x, p, lse, ids);
 	if (c->share_a && c->r) /* both names are one array */
 		memcpy(r->grad[MOE_BLOCK_UP_LORA_A], r->grad[MOE_BLOCK_GATE_LORA_A],
 		       (size_t)d->n[MOE_BLOCK_UP_LORA_A] * sizeof(double));
 	swiglu_free(&m);
 	swiglu_free(&shared);
-	free(x), free(dy), free(w), free(p);
+	free(x), free(dy), free(w), free(p), free(lse);
 }
 
 void block_reference_free(struct block_reference *r)

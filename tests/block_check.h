@@ -9,7 +9,7 @@
 struct block_case {
 	int E, k, H, I, T, r, shared; /* shared: intermediate of the shared expert */
 	bool share_a, sigmoid, router, normalise, base_grads;
-	float aux;
+	float aux, z;
 	int group_size, slices_i, slices_h;
 	const char *backward; /* weights of the backward; NULL: the block's choice */
 	int routing; /* caller's ids: 0 distinct, 1 all to one expert, 2 with -1 and duplicates, and
@@ -59,7 +59,7 @@ double *block_get(struct moe_block *b, const struct block_case *c, enum moe_bloc
 struct block_reference {
 	double *out, *grad_x, *grad_weights, *grad_logits; /* [T, H], [T, H], [T, k], [T, E] */
 	double *grad[BLOCK_WEIGHTS];
-	double aux;
+	double aux, z;
 };
 /* ids: those that the block chose, or the caller's; NULL fields of *r are allocated. Gradients are
  * added to those of earlier calls. */

@@ -25,7 +25,7 @@ static inline struct moe_quantised random_quantised(const struct moe_format *f, 
 						    int64_t k, int64_t group, int64_t rows,
 						    enum moe_dtype scale, bool zero)
 {
-	struct moe_quantised q = { .coding = { f, scale, zero, group, 0 },
+	struct moe_quantised q = { .coding = { f, scale, zero, group, 0, MOE_COMPUTE_BF16 },
 				   .reader = &bytes_reader,
 				   .n = n,
 				   .k = k,

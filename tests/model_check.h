@@ -59,7 +59,7 @@ static inline struct moe_engine *open_engine(int workers, int parts, const char 
 
 static inline struct moe_model *open_model_aux(struct moe_engine *e, const char *dir,
 					       const char *targets, int max_tokens, int slots,
-					       double aux_coef)
+					       double aux_coef, double z_coef)
 {
 	struct moe_model_params p = { .struct_size = sizeof p,
 				      .dir = dir,
@@ -70,6 +70,7 @@ static inline struct moe_model *open_model_aux(struct moe_engine *e, const char 
 				      .lora_rank = targets ? 4 : 0,
 				      .lora_alpha = 8,
 				      .aux_coef = aux_coef,
+				      .z_coef = z_coef,
 				      .seed = 1 };
 	struct moe_model *m = NULL;
 
@@ -80,7 +81,7 @@ static inline struct moe_model *open_model_aux(struct moe_engine *e, const char 
 static inline struct moe_model *open_model(struct moe_engine *e, const char *dir,
 					   const char *targets, int max_tokens, int slots)
 {
-	return open_model_aux(e, dir, targets, max_tokens, slots, 0);
+	return open_model_aux(e, dir, targets, max_tokens, slots, 0, 0);
 }
 
 /* ||a - b|| / ||b|| */
@@ -141,7 +142,10 @@ static inline enum moe_status submit(struct run *r, struct moe_ticket *ticket, b
 						    .step = r->step + 1 },
 					 .max_norm = r->max_norm,
 					 .norm = &r->norm };
+	double tokens = 0;
 
+	for (int i = 0; i < r->n_micro; i++)
+		tokens += r->batch[i].batch.T;
 	for (int i = 0; i < r->n_micro; i++) {
 		struct moe_decoder_pass pass =
 			moe_model_pass(r->m, i % r->m->n_slots, &r->batch[i].batch);
@@ -151,6 +155,7 @@ static inline enum moe_status submit(struct run *r, struct moe_ticket *ticket, b
 		pass.drop.step = r->step + 1;
 		for (int j = 0; j < i; j++)
 			pass.drop.position += r->batch[j].batch.T;
+		pass.share = r->batch[i].batch.T / tokens;
 		MOE_TRY(moe_graph_decoder_forward(&c, &pass));
 		MOE_TRY(moe_graph_decoder_loss(&c, &pass, true, 1.0f / (float)trained(r),
 					       &r->loss[i]));

@@ -35,7 +35,7 @@ struct ref_model {
 	int expert_r;
 	double expert_scale;
 	/* of the documents since the last ref_aux: per layer and expert */
-	double *prob, *count, tokens;
+	double *prob, *count, tokens, z; /* z: sum of (log sum exp of the logits)^2 */
 	double gap; /* least difference of logits between a chosen expert and one that is not */
 };
 
@@ -205,16 +205,27 @@ static inline void ref_free(struct ref_model *m)
 	free(m->prob);
 }
 
-/* Sum over layers of E sum_e count_e / T mean p_e (Switch Transformer), and starts anew. */
-static inline double ref_aux(struct ref_model *m)
+/* Weights of the load-balancing and the z-loss. */
+struct ref_router_loss {
+	double aux, z;
+};
+
+/*
+ * Of the documents since the last call: E sum_e count_e / T mean p_e (Switch Transformer) and mean (log sum exp)^2
+ * (ST-MoE), means over the MoE layers, weighed. Starts anew.
+ */
+static inline double ref_router(struct ref_model *m, struct ref_router_loss w)
 {
-	double sum = 0;
+	double sum = 0, z = m->z / MOE_MAX(m->tokens, 1.0);
+	int layers = 0;
 
 	for (int i = 0; i < m->arch.n_layers * 64; i++)
 		sum += m->arch.n_experts * m->count[i] * m->prob[i] / (m->tokens * m->tokens);
+	for (int l = 0; l < m->arch.n_layers; l++)
+		layers += m->arch.layer_is_moe[l];
 	memset(m->prob, 0, (size_t)m->arch.n_layers * 128 * sizeof *m->prob);
-	m->tokens = 0;
-	return sum;
+	m->tokens = m->z = 0;
+	return (w.aux != 0 ? w.aux * sum / layers : 0) + (w.z != 0 ? w.z * z / layers : 0);
 }
 
 /* y[n] = x[k] W^T + bias + s (x A^T) B^T */
@@ -363,6 +374,7 @@ static inline void ref_moe(struct ref_model *m, int l, const double *x, double *
 		max = fmax(max, p[e]);
 	for (int e = 0; e < E; e++)
 		sum += p[e] = exp(p[e] - max);
+	m->z += (max + log(sum)) * (max + log(sum));
 	for (int e = 0; e < E; e++)
 		m->prob[l * 64 + e] += p[e] /= sum;
 	sum = 0;

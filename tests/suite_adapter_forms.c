@@ -309,6 +309,7 @@ static bool has_tensor(const char *file, const char *name)
 static void test_configurations(void)
 {
 	cJSON *c;
+	char *left;
 
 	write_kind(&kinds[2], "peft", false); /* ranks 4 and 2, attention 3 */
 	c = config_of(folder("said"));
@@ -358,8 +359,9 @@ static void test_configurations(void)
 		    "[\"layers.0.self_attn.q_proj\",\"layers.2.self_attn.q_proj\","
 		    "\"layers.0.self_attn.o_proj\",\"layers.2.self_attn.o_proj\"]");
 	cJSON_Delete(c);
-	CU_ASSERT_FALSE(
-		moe_path_exists(moe_path_join(folder("said"), "fused_expert_lora.safetensors")));
+	left = moe_path_join(folder("said"), "fused_expert_lora.safetensors");
+	CU_ASSERT_FALSE(moe_path_exists(left));
+	moe_free(left);
 }
 
 /* Only files of ours that say so, and bear it out, have an A each for gate and up. */

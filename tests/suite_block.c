@@ -66,7 +66,7 @@ static void compare_router(struct moe_block *b, const struct block_data *d,
 			   const struct block_reference *r)
 {
 	int64_t n = (int64_t)d->c.T * d->c.E;
-	double *g = calloc((size_t)n + 1, sizeof *g), aux = 0;
+	double *g = calloc((size_t)n + 1, sizeof *g), aux = 0, z = 0;
 	struct moe_array a = matrix_of(g, MOE_F64, d->c.T, d->c.E);
 
 	CHECK_OK(moe_block_get(b, MOE_BLOCK_GRAD_ROUTER_LOGITS, &a));
@@ -74,6 +74,12 @@ static void compare_router(struct moe_block *b, const struct block_data *d,
 	a = (struct moe_array){ .data = &aux, .dtype = MOE_F64, .ndim = 1, .shape = { 1 } };
 	CHECK_OK(moe_block_get(b, MOE_BLOCK_AUX_LOSS, &a));
 	CHECK(fabs(aux - r->aux) <= 1e-5 * r->aux);
+	a.data = &z;
+	CHECK_OK(moe_block_get(b, MOE_BLOCK_Z_LOSS, &a));
+	if (d->c.z != 0)
+		CHECK(fabs(z - r->z) <= 1e-5 * r->z);
+	else
+		CHECK(z == 0);
 	free(g);
 }
 
@@ -152,6 +158,18 @@ static const struct {
 	    .router = true,
 	    .normalise = true,
 	    .aux = .05f,
+	    .base_grads = true } },
+	{ "z-loss",
+	  { .E = 8,
+	    .k = 2,
+	    .H = 40,
+	    .I = 24,
+	    .T = 100,
+	    .r = 2,
+	    .router = true,
+	    .normalise = true,
+	    .aux = .02f,
+	    .z = .03f,
 	    .base_grads = true } },
 	{ "k = E",
 	  { .E = 4,

@@ -3,6 +3,7 @@
  * Quantised weights in every kernel table: what is packed decodes to what was stored, and each op
  * gives the bits that it gives with the dequantised weights packed plainly.
  */
+#include "codelets/kernels/packed/ints.h"
 #include "tests/expert_check.h"
 #include "tests/format_check.h"
 
@@ -206,6 +207,134 @@ static void test_linear(void)
 	check_tables(linear_cases);
 }
 
+/* ---- integer products ---- */
+
+static double relative_l2(const float *got, const double *want, int64_t n)
+{
+	double error = 0, size = 0;
+
+	for (int64_t i = 0; i < n; i++) {
+		error += (got[i] - want[i]) * (got[i] - want[i]);
+		size += want[i] * want[i];
+	}
+	return sqrt(error / size);
+}
+
+/* x W^T in double, of exact weights */
+static double *product(int m, int64_t n, int64_t k, const float *x, const float *w)
+{
+	double *y = mem((size_t)(m * n) * sizeof *y);
+
+	memset(y, 0, (size_t)(m * n) * sizeof *y);
+	for (int64_t i = 0; i < m; i++)
+		for (int64_t j = 0; j < n; j++)
+			for (int64_t c = 0; c < k; c++)
+				y[i * n + j] += (double)x[i * k + c] * w[j * k + c];
+	return y;
+}
+
+/* Errors of rounding x and LoRA to bf16, or x to 8 bits; of few values */
+static const double int_error[] = { [MOE_COMPUTE_INT16] = 4e-3, [MOE_COMPUTE_INT8] = 9e-3 };
+
+static void ints_of(const struct moe_quantised *q, enum moe_compute compute, int m, int r)
+{
+	struct moe_coded_window w = { 0, q->n, 0, q->k, 1 };
+	int64_t n = q->n, k = q->k, kp = moe_round_up(k, MOE_PACK_K);
+	struct moe_quantised copy = *q;
+	struct moe_tiles plain = *K->tiles;
+	struct moe_weight W;
+	float *x = randoms(m * k, 1), *y = floats(m * n), *part[2] = { floats(m * 16), floats(m * 16) };
+	float *exact = dequantised(q, &w), *a = randoms(r * k, .1), *b = randoms(n * r, .1);
+	struct moe_lora lora = { a, b, r, 1.5f };
+	void *panel = mem((size_t)((m + m % 2) * kp) * (size_t)K->panel_bytes);
+	const struct moe_int_rows *ints[2];
+
+	copy.coding.compute = compute;
+	W = coded_weight(&copy, &w, moe_coded_order(K));
+	if (moe_coded_compute(K->tiles, &W, m) != compute)
+		return;
+	plain.int_block = moe_int_block_plain;
+	K->tiles->pack_fwd(m, x, k, NULL, k, kp, panel, kp, 0);
+	ints[0] = moe_int_operand(&plain, m, &W, panel, kp, mem(moe_int_bytes(&plain, m, k)));
+	ints[1] = moe_int_operand(K->tiles, m, &W, panel, kp, mem(moe_int_bytes(&plain, m, k)));
+	check_same("operand", ints[0]->q, ints[1]->q, (size_t)(m * ints[0]->planes * kp));
+	for (int64_t i = 0; i < moe_packed_panels(n); i++) {
+		struct moe_coded_panel p = moe_coded_panel(&W, i);
+
+		moe_int_forward_plain(ints[0], &p, NULL, part[0], 16, MOE_OUT_STORE);
+		K->tiles->fwd_ints(ints[1], &p, i ? (const char *)p.codes : NULL, part[1], 16,
+				   MOE_OUT_STORE);
+		check_same("panel", part[0], part[1], (size_t)m * 16 * sizeof(float));
+	}
+	K->linear(m, &W, 0, n, x, k, NULL, r ? &lora : NULL, y, n,
+		  mem(K->linear_scratch(m, n, k, r)));
+	for (int64_t i = 0; i < n; i++) /* LoRA is part of the weight */
+		for (int64_t j = 0; j < k; j++)
+			for (int c = 0; c < r; c++)
+				exact[i * k + j] += 1.5f * b[i * r + c] * a[c * k + j];
+	CU_ASSERT_TRUE(relative_l2(y, product(m, n, k, x, exact), m * n) < int_error[compute]);
+}
+
+static void ints_rows(const struct moe_quantised *q)
+{
+	static const int rows[] = { 1, 2, 5, 7, 12, 16, 31, 61 };
+
+	for (size_t i = 0; i < MOE_COUNT(rows); i++)
+		for (enum moe_compute c = MOE_COMPUTE_INT16; c <= MOE_COMPUTE_INT8; c++) {
+			int kept = block_count;
+
+			if (table_takes(i, 3))
+				ints_of(q, c, rows[i], i % 2 ? 5 : 0);
+			release_to(kept);
+		}
+}
+
+static void ints_cases(void)
+{
+	if (!K->tiles)
+		return;
+	random_state = moe_test_seed() | 1;
+	each_quantised(90, 160, ints_rows);
+	each_quantised(40, 328, ints_rows);
+}
+
+static void test_ints(void)
+{
+	check_tables(ints_cases);
+}
+
+/* What is not finite in a row of x is not finite in its products, and in no other's. */
+static void ints_special(void)
+{
+	static const float value[] = { NAN, INFINITY, -INFINITY, 0x1p-120f, 1e30f };
+	struct moe_quantised q = random_quantised(moe_format_find("int8"), 32, 96, 96, 1, MOE_F32, false);
+	struct moe_coded_window w = { 0, 32, 0, 96, 1 };
+	struct moe_weight W;
+	void *scratch;
+
+	q.coding.compute = MOE_COMPUTE_INT8;
+	W = coded_weight(&q, &w, moe_coded_order(K));
+	scratch = mem(K->linear_scratch(3, 32, 96, 0));
+	for (size_t i = 0; K->tiles && i < MOE_COUNT(value); i++) {
+		float *x = randoms(3 * 96, 1), *y = floats(3 * 32);
+
+		for (int k = 64; i == 3 && k < 96; k++)
+			x[96 + k] = 0;
+		x[96 + 70] = value[i];
+		K->linear(3, &W, 0, 32, x, 96, NULL, NULL, y, 32, scratch);
+		for (int j = 0; j < 32; j++) {
+			CU_ASSERT_TRUE(isfinite(y[j]) && isfinite(y[64 + j]));
+			CU_ASSERT_TRUE(i < 3 ? !isfinite(y[32 + j]) : isfinite(y[32 + j]));
+		}
+	}
+	release();
+}
+
+static void test_ints_special(void)
+{
+	check_tables(ints_special);
+}
+
 /* ---- experts ---- */
 
 /* Gives an expert quantised weights, and the block's data what they stand for. */
@@ -283,6 +412,8 @@ const struct moe_test moe_suite_tests[] = {
 	{ "each table's decoder has the bits of the plain one", test_decode },
 	{ "zero, tiny, huge, negative scales and NaN", test_special },
 	{ "linear and linear_bwd: bits of the dequantised weights", test_linear },
+	{ "integer products: bits of the plain ones, and errors", test_ints },
+	{ "integer products of NaN, infinities, tiny and huge values", test_ints_special },
 	{ "experts, forward and all gradients: bits of the dequantised weights", test_experts },
 	{ NULL, NULL },
 };

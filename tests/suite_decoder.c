@@ -30,19 +30,29 @@ static void make_data(struct data *d, int64_t vocab, uint64_t seed)
 		}
 }
 
-/* The four documents are two micro-batches; aux is what their auxiliary losses weigh. */
-static double reference(struct ref_model *m, const struct data *d, double aux)
+/* Share of the tokens that micro-batch 0 or 1 has: documents 0 and 1, or 2 and 3. */
+static double share_of(int micro)
+{
+	double n[2] = { length_of(0) + length_of(1), length_of(2) + length_of(3) };
+
+	return n[micro] / (n[0] + n[1]);
+}
+
+/* The four documents are two micro-batches; w: what the router's losses weigh. */
+static double reference(struct ref_model *m, const struct data *d, struct ref_router_loss w)
 {
 	double sum = 0;
 
-	ref_aux(m);
+	ref_router(m, w);
 	for (int i = 0; i < 4; i++) {
 		sum += ref_loss(m, d->ids[i], d->labels[i], length_of(i));
 		if (i % 2)
-			sum += aux * ref_aux(m);
+			sum += share_of(i / 2) * ref_router(m, w);
 	}
 	return sum;
 }
+
+static const struct ref_router_loss no_router_loss;
 
 /* Rounding sends no token to another expert: no two logits are nearly the same where it matters. */
 static void find_data(struct ref_model *m, struct data *d)
@@ -50,7 +60,7 @@ static void find_data(struct ref_model *m, struct data *d)
 	for (uint64_t seed = 11; seed < 500; seed++) {
 		make_data(d, m->arch.vocab, seed);
 		m->gap = INFINITY;
-		reference(m, d, 0);
+		reference(m, d, no_router_loss);
 		if (!ref_bf16 || m->gap > 0.06)
 			return;
 	}
@@ -58,7 +68,7 @@ static void find_data(struct ref_model *m, struct data *d)
 }
 
 /* d(sum of losses)/d(*p); the routing does not change within the step */
-static double difference(struct ref_model *m, const struct data *d, double aux, double *p)
+static double difference(struct ref_model *m, const struct data *d, struct ref_router_loss aux, double *p)
 {
 	double keep = *p, h = 1e-5, up, down;
 
@@ -77,7 +87,8 @@ struct worst {
 
 /* A few elements of each array against differences; n_trained undoes the mean. */
 static void check_gradients(struct ref_model *m, const struct moe_model *model,
-			    const struct data *d, double n_trained, double aux, uint64_t seed,
+			    const struct data *d, double n_trained, struct ref_router_loss aux,
+			    uint64_t seed,
 			    struct worst *w)
 {
 	for (int l = 0; l < m->arch.n_layers; l++) {
@@ -240,8 +251,21 @@ static void exact_then_packed(void (*run)(void))
 
 /* ---- cases ---- */
 
-static void check_aux(struct moe_engine *e, const char *name, const char *config,
-		      const char *targets, int lowest, double coef)
+static void check_router_losses(const struct run *r, struct ref_model *ref, const struct data *d,
+				double plain)
+{
+	double tol = table_is_packed() ? 5e-2 : 1e-4, want;
+
+	want = reference(ref, d, (struct ref_router_loss){ .aux = 1 }) - plain;
+	CU_ASSERT_DOUBLE_EQUAL(share_of(0) * r->loss[0].aux + share_of(1) * r->loss[1].aux, want, tol);
+	want = reference(ref, d, (struct ref_router_loss){ .z = 1 }) - plain;
+	if (r->loss[0].z != 0)
+		CU_ASSERT_DOUBLE_EQUAL(share_of(0) * r->loss[0].z + share_of(1) * r->loss[1].z,
+				       want, tol * MOE_MAX(want, 1));
+}
+
+static void check_losses(struct moe_engine *e, const char *name, const char *config,
+			 const char *targets, int lowest, struct ref_router_loss coef)
 {
 	struct ref_model ref;
 	struct run r = { .lr = 1e-3 };
@@ -250,7 +274,7 @@ static void check_aux(struct moe_engine *e, const char *name, const char *config
 	double want, got;
 
 	ref_create(&ref, name, config, 7);
-	r.m = open_model_aux(e, ref.dir, targets, 200, 2, coef);
+	r.m = open_model_aux(e, ref.dir, targets, 200, 2, coef.aux, coef.z);
 	if (!r.m) {
 		ref_free(&ref);
 		return;
@@ -263,17 +287,20 @@ static void check_aux(struct moe_engine *e, const char *name, const char *config
 	add_batch(&r, 200);
 	for (int i = 0; i < 4; i++)
 		moe_model_batch_add(&r.batch[i / 2], d.ids[i], d.labels[i], length_of(i));
-	want = reference(&ref, &d, 0);
+	want = reference(&ref, &d, no_router_loss);
 	got = step(&r, false) * trained(&r);
 	/* again: slots, rings and gradients are used a second time */
 	CU_ASSERT_EQUAL(step(&r, false) * trained(&r), got);
-	if (coef != 0)
-		CU_ASSERT_DOUBLE_EQUAL(r.loss[0].aux + r.loss[1].aux, reference(&ref, &d, 1) - want,
-				       table_is_packed() ? 5e-2 : 1e-4);
+	if (coef.aux != 0 || coef.z != 0)
+		check_router_losses(&r, &ref, &d, want);
+	CU_ASSERT_EQUAL(coef.z != 0, r.loss[0].z != 0);
 	compare_gradients(r.m, 0);
-	/* the coefficient is not divided by the trained tokens */
-	if (!table_is_packed())
-		check_gradients(&ref, r.m, &d, trained(&r), coef * trained(&r), 3, &w);
+	/* the coefficients are not divided by the trained tokens */
+	if (!table_is_packed()) {
+		coef.aux *= trained(&r);
+		coef.z *= trained(&r);
+		check_gradients(&ref, r.m, &d, trained(&r), coef, 3, &w);
+	}
 	printf("  %s, %s, %s: loss %.6f of %.6f; %d gradients, dense %.1e, experts %.1e\n",
 	       table()->name, name, targets, got, want, w.n, w.dense, w.experts);
 	CU_ASSERT_DOUBLE_EQUAL(got, want, (table_is_packed() ? 5e-3 : 2e-6) * want);
@@ -287,7 +314,7 @@ static void check_aux(struct moe_engine *e, const char *name, const char *config
 static void check(struct moe_engine *e, const char *name, const char *config, const char *targets,
 		  int lowest)
 {
-	check_aux(e, name, config, targets, lowest, 0);
+	check_losses(e, name, config, targets, lowest, no_router_loss);
 }
 
 #define ALL "experts,q_proj,k_proj,v_proj,o_proj"
@@ -328,12 +355,14 @@ static void check_mlps(void)
 	OK(moe_engine_close(e));
 }
 
-static void check_aux_loss(void)
+static void check_router_loss(void)
 {
 	struct moe_engine *e = open_engine(2, 1, NULL);
 
-	check_aux(e, "auxiliary loss", qwen2_moe, ALL, 0, 0.5);
-	check_aux(e, "auxiliary loss", qwen3_moe, "experts", 1, 0.5);
+	check_losses(e, "auxiliary loss", qwen2_moe, ALL, 0, (struct ref_router_loss){ 1, 0 });
+	check_losses(e, "auxiliary loss", qwen3_moe, "experts", 1, (struct ref_router_loss){ 1, 0 });
+	check_losses(e, "z-loss", qwen2_moe, ALL, 0, (struct ref_router_loss){ 0, .3 });
+	check_losses(e, "both", olmoe, ALL, 0, (struct ref_router_loss){ .5, .2 });
 	OK(moe_engine_close(e));
 }
 
@@ -464,9 +493,9 @@ static void test_mlps(void)
 	exact_then_packed(check_mlps);
 }
 
-static void test_aux_loss(void)
+static void test_router_loss(void)
 {
-	exact_then_packed(check_aux_loss);
+	exact_then_packed(check_router_loss);
 }
 
 static void test_long_document(void)
@@ -479,7 +508,7 @@ const struct moe_test moe_suite_tests[] = {
 	{ "backwards that end at other layers", test_partly_trained },
 	{ "LoRA of MLPs and shared experts", test_mlps },
 	{ "LoRA of MLPs, same bits", test_bits },
-	{ "auxiliary loss", test_aux_loss },
+	{ "losses of the router", test_router_loss },
 	{ "a document of more blocks than handles", test_long_document },
 	{ NULL, NULL },
 };

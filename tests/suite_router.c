@@ -273,6 +273,39 @@ out:
 	free(logits), free(w), free(grad), free(halves), free(p), free(q), free(ids), free(offset);
 }
 
+/* ---- z-loss ---- */
+
+static void z_loss(void)
+{
+	enum { T = 5, E = 6 };
+	float logits[T * E], grad[T * E] = { 0 }, halves[T * E] = { 0 };
+	const double coef = 0.7;
+
+	for (int i = 0; i < T * E; i++)
+		logits[i] = (float)(uniform() * 3);
+	logits[7] = 300; /* no overflow */
+	moe_z_loss_bwd(E, T, T, logits, coef, grad);
+	moe_z_loss_bwd(E, T, 2, logits, coef, halves);
+	moe_z_loss_bwd(E, T, T - 2, logits + 2 * E, coef, halves + 2 * E);
+	CHECK(!memcmp(grad, halves, sizeof grad));
+	for (int i = 0; i < T * E; i++) {
+		const float h = 0x1p-6f, was = logits[i];
+		double high, low;
+
+		logits[i] = was + h;
+		high = moe_z_sum(E, T, logits);
+		logits[i] = was - h;
+		low = moe_z_sum(E, T, logits);
+		logits[i] = was;
+		CHECK(fabs(coef * (high - low) / (2.0 * (double)h * T) - (double)grad[i]) <= 1e-3 * (1 + fabs((double)grad[i])));
+	}
+	for (int i = 0; i < E; i++)
+		logits[i] = 0; /* log E */
+	CHECK(fabs(moe_z_sum(E, 1, logits) - log(E) * log(E)) < 1e-12);
+	logits[0] = NAN;
+	CHECK(isnan(moe_z_sum(E, 1, logits)));
+}
+
 static void bad_sizes(void)
 {
 	static const int bad[][2] = { { 0, 1 },	 { -1, 1 }, { 8, 0 },
@@ -318,6 +351,7 @@ const struct moe_test moe_suite_tests[] = {
 	{ "probabilities", probabilities_all },
 	{ "gradient", gradient_all },
 	{ "auxiliary loss", auxiliary_all },
+	{ "z-loss", z_loss },
 	{ "bad sizes", bad_sizes },
 	{ NULL, NULL },
 };

@@ -135,8 +135,8 @@ static void test_latest_and_prune(void)
 	expect_latest(out, 100);
 	snprintf(path, sizeof path, "%s/checkpoint-200", out);
 	CU_ASSERT_EQUAL(moe_tree_remove(path), MOE_OK);
-	CU_ASSERT_EQUAL(moe_state_prune(out, 0), MOE_OK);
-	CU_ASSERT_EQUAL(moe_state_prune(out, 2), MOE_OK);
+	CU_ASSERT_EQUAL(moe_state_prune(out, 0, -1), MOE_OK);
+	CU_ASSERT_EQUAL(moe_state_prune(out, 2, -1), MOE_OK);
 	snprintf(path, sizeof path, "%s/checkpoint-9", out);
 	CU_ASSERT(!moe_path_exists(path));
 	snprintf(path, sizeof path, "%s/checkpoint-20", out);
@@ -144,6 +144,57 @@ static void test_latest_and_prune(void)
 	snprintf(path, sizeof path, "%s/checkpoint-400x", out);
 	CU_ASSERT(moe_path_exists(path));
 	expect_latest(out, 100);
+}
+
+/* Steps 1, 2, 3, 4, then pruned; which are left. */
+static void expect_pruned(const char *name, int keep, int64_t best, const char *left)
+{
+	const char *out = output_dir(name);
+	char path[4200], found[8] = "";
+
+	for (int64_t step = 1; step <= 4; step++)
+		CU_ASSERT_EQUAL(save(out, step), MOE_OK);
+	CU_ASSERT_EQUAL(moe_state_prune(out, keep, best), MOE_OK);
+	for (int step = 1; step <= 4; step++) {
+		snprintf(path, sizeof path, "%s/checkpoint-%d", out, step);
+		if (moe_path_exists(path))
+			snprintf(found + strlen(found), sizeof found - strlen(found), "%d", step);
+	}
+	CU_ASSERT_STRING_EQUAL(found, left);
+}
+
+static void test_best_is_kept(void)
+{
+	expect_pruned("best-a", 2, 1, "14");
+	expect_pruned("best-b", 2, -1, "34");
+	expect_pruned("best-c", 2, 4, "34");
+	expect_pruned("best-d", 1, 2, "24");
+	expect_pruned("best-e", 1, 4, "4");
+	expect_pruned("best-f", 3, 2, "234");
+	expect_pruned("best-g", 9, 1, "1234");
+}
+
+/* What a kill leaves of files that were being written goes; other names stay. */
+static void test_temporary_files(void)
+{
+	static const char *const gone[] = { "README.md.tmp-12-0", "a.tmp-1.tmp-345-17" };
+	static const char *const kept[] = { "a.tmp",	   "a.tmp-12", "a.tmp-12-",
+					    "a.tmp-12-3x", ".tmp-1-2", "b" };
+	const char *out = output_dir("temporary");
+	char path[4200];
+
+	CU_ASSERT_EQUAL_FATAL(moe_dir_make(out), MOE_OK);
+	for (size_t i = 0; i < MOE_COUNT(gone) + MOE_COUNT(kept); i++) {
+		snprintf(path, sizeof path, "%s/%s", out,
+			 i < MOE_COUNT(gone) ? gone[i] : kept[i - MOE_COUNT(gone)]);
+		CU_ASSERT_EQUAL(moe_file_write(path, "x", 1), MOE_OK);
+	}
+	CU_ASSERT_EQUAL(moe_state_clean(out), MOE_OK);
+	for (size_t i = 0; i < MOE_COUNT(gone) + MOE_COUNT(kept); i++) {
+		snprintf(path, sizeof path, "%s/%s", out,
+			 i < MOE_COUNT(gone) ? gone[i] : kept[i - MOE_COUNT(gone)]);
+		CU_ASSERT_EQUAL(moe_path_exists(path), i >= MOE_COUNT(gone));
+	}
 }
 
 static void test_abort(void)
@@ -295,6 +346,8 @@ static void test_failing_allocations(void)
 const struct moe_test moe_suite_tests[] = {
 	{ "round trip", test_round_trip },
 	{ "latest and prune", test_latest_and_prune },
+	{ "the best is kept", test_best_is_kept },
+	{ "temporary files", test_temporary_files },
 	{ "abort", test_abort },
 	{ "kill -9", test_kill },
 	{ "half replaced", test_half_replaced },

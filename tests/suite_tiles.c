@@ -272,7 +272,7 @@ static void backward_case(int m, const int n[MOE_MAX_SEGS], int columns, int par
 		*q = random_operands(m, moe_round_up(k, MOE_PACK_K), n[nseg], 16 * nseg, false);
 		seg[nseg] = (struct moe_bwd_seg){ q->panel, q->width,  q->col,
 						  q->k,	    q->w.data, q->w.stride,
-						  m % 2 ? q->w.data : NULL };
+						  m % 2 ? q->w.data : NULL, NULL };
 		for (int i = 0; i < m; i++)
 			for (int r = 0; r < q->k; r++) {
 				double g = operand(q->x[i * q->width + q->col + r], T->panel_bytes);
@@ -342,7 +342,7 @@ static void special_case(int m, float value, bool forward)
 
 		T->fwd(m, &seg, 1, NULL, y, rows, MOE_OUT_STORE);
 	} else {
-		struct moe_bwd_seg seg = { o.panel, o.width, 0, 64, o.w.data, o.w.stride, NULL };
+		struct moe_bwd_seg seg = { o.panel, o.width, 0, 64, o.w.data, o.w.stride, NULL, NULL };
 
 		call_bwd(m, &seg, 1, 0, 32, y, rows, MOE_OUT_STORE);
 	}

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The training loop on the shipped checkpoint: resuming, being killed, diverging, order and
- * schedules. */
+/* The training loop on the shipped checkpoint: resuming, being killed, diverging, order. */
 #include "tests/harness.h"
 
 #include "engine/base.h"
@@ -8,7 +7,6 @@
 #include "model/readers/safetensors.h"
 #include "model/readers/safetensors_writer.h"
 #include "train/batches.h"
-#include "train/schedule.h"
 
 #include <fcntl.h>
 #include <math.h>
@@ -79,13 +77,14 @@ static const char *out_dir(const char *name)
 struct stop {
 	int64_t at;
 	double losses[64];
-	int64_t seen;
+	int64_t seen, warnings;
 };
 
 static int on_event(const struct moe_train_event *e, void *user)
 {
 	struct stop *s = user;
 
+	s->warnings += e->type == MOE_TRAIN_WARNING;
 	if (e->type == MOE_TRAIN_STEP) {
 		if (e->step <= 64)
 			s->losses[e->step - 1] = e->loss;
@@ -239,6 +238,32 @@ static void killed(void)
 	CU_ASSERT_TRUE(same_adapter(out_dir("whole"), out_dir("killed")));
 }
 
+/* Values and moments of checkpoint-1..steps, those that exist: at least one. */
+static void check_states_finite(const char *out, int steps)
+{
+	int found = 0;
+
+	for (int step = 1; step <= steps; step++) {
+		struct moe_safetensors *st;
+		char path[4200];
+
+		snprintf(path, sizeof path, "%s/checkpoint-%d/state.safetensors", out, step);
+		if (!moe_path_exists(path))
+			continue;
+		found++;
+		CU_ASSERT_EQUAL_FATAL(moe_safetensors_open(path, &st), MOE_OK);
+		for (size_t i = 0; i < moe_safetensors_count(st); i++) {
+			const struct moe_st_tensor *t = moe_safetensors_at(st, i);
+			const float *v = t->data;
+
+			for (size_t j = 0; t->dtype == MOE_F32 && j < t->bytes / sizeof *v; j++)
+				CU_ASSERT_TRUE_FATAL(isfinite(v[j]));
+		}
+		moe_safetensors_close(st);
+	}
+	CU_ASSERT_TRUE(found > 0);
+}
+
 static void refusals(void)
 {
 	const char *data = token_file("refuse.safetensors");
@@ -273,7 +298,8 @@ static void refusals(void)
 	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, NULL), MOE_ERR_IO);
 }
 
-/* An absurd learning rate: the run stops, names the step, and what was saved before is finite. */
+/* An absurd learning rate: the run stops, names the step and an array, and what was saved before is
+ * finite. */
 static void diverges(void)
 {
 	const char *data = token_file("diverge.safetensors");
@@ -287,6 +313,46 @@ static void diverges(void)
 	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, NULL), MOE_ERR_DIVERGED);
 	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "step"));
 	CU_ASSERT_FALSE(moe_path_exists(out_dir("diverge/adapter_model.safetensors")));
+	/* the first update overflows, with a finite loss and gradient: no state of it */
+	p.save_steps = 1;
+	p.output_dir = out_dir("diverge-update");
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, NULL), MOE_ERR_DIVERGED);
+	CU_ASSERT_PTR_NOT_NULL(
+		strstr(moe_last_error(), "not finite after the update: value of layers."));
+	CU_ASSERT_FALSE(moe_path_exists(out_dir("diverge-update/checkpoint-1")));
+	/* the second step's gradient does */
+	p.learning_rate = 1e30;
+	p.output_dir = out_dir("diverge-states");
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, NULL), MOE_ERR_DIVERGED);
+	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "gradient of layers."));
+	check_states_finite(p.output_dir, 30);
+}
+
+/* The same with skipping: counted, and the same bits in one and two steps in flight and after
+ * resuming. */
+static void skips(void)
+{
+	const char *data = token_file("skip.safetensors");
+	struct moe_trainer_params p = params(data, out_dir("skip"));
+	struct moe_train_result r = { .struct_size = sizeof r }, again = r;
+	struct stop s = { 0 }, half = { .at = 4 };
+
+	p.max_steps = 8;
+	p.learning_rate = 1e18; /* finite values, and gradients that are not */
+	p.max_grad_norm = 0;
+	p.warmup_ratio = 0;
+	p.skip_non_finite = 1;
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, &r), MOE_OK);
+	CU_ASSERT_EQUAL(r.steps, 8);
+	CU_ASSERT_TRUE(r.skipped > 0 && r.skipped < 8);
+	CU_ASSERT_EQUAL(s.warnings, r.skipped);
+	p.output_dir = out_dir("skip-half");
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &half, NULL), MOE_ERR_INTERRUPTED);
+	p.resume = "";
+	p.sequential = 1;
+	CU_ASSERT_EQUAL(train(&p, 1, NULL, &s, &again), MOE_OK);
+	CU_ASSERT_EQUAL(again.skipped, r.skipped);
+	CU_ASSERT_TRUE(same_adapter(out_dir("skip"), out_dir("skip-half")));
 }
 
 /* Allocations that fail anywhere in a run: a clean error, and the model trains afterwards. */
@@ -377,23 +443,6 @@ static void eval_split(void)
 	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, &r), MOE_ERR_ARG);
 }
 
-static void schedules(void)
-{
-	enum moe_schedule s;
-
-	CU_ASSERT_EQUAL(moe_schedule_parse(NULL, &s), MOE_OK);
-	CU_ASSERT_EQUAL(s, MOE_COSINE);
-	CU_ASSERT_EQUAL(moe_schedule_parse("nonsense", &s), MOE_ERR_ARG);
-	/* transformers: lr_lambda(step - 1) */
-	CU_ASSERT_DOUBLE_EQUAL(moe_schedule_factor(MOE_COSINE, 1, 100, 10), 0, 0);
-	CU_ASSERT_DOUBLE_EQUAL(moe_schedule_factor(MOE_COSINE, 6, 100, 10), 0.5, 1e-12);
-	CU_ASSERT_DOUBLE_EQUAL(moe_schedule_factor(MOE_COSINE, 11, 100, 10), 1, 1e-12);
-	CU_ASSERT_DOUBLE_EQUAL(moe_schedule_factor(MOE_COSINE, 56, 100, 10), 0.5, 1e-12);
-	CU_ASSERT_DOUBLE_EQUAL(moe_schedule_factor(MOE_LINEAR, 56, 100, 10), 0.5, 1e-12);
-	CU_ASSERT_DOUBLE_EQUAL(moe_schedule_factor(MOE_CONSTANT, 1, 100, 10), 1, 0);
-	CU_ASSERT_DOUBLE_EQUAL(moe_schedule_factor(MOE_CONSTANT_WARMUP, 6, 100, 10), 0.5, 1e-12);
-}
-
 /* Every pack once per epoch, in another order each epoch, the same for the same seed. */
 static void order(void)
 {
@@ -424,12 +473,12 @@ const struct moe_test moe_suite_tests[] = {
 	  killed }, /* first: forks before StarPU runs here */
 	{ "full disk", full_disk },
 	{ "allocation failures", allocation_failures },
-	{ "schedules", schedules },
 	{ "order of the data", order },
 	{ "resume gives the same bits", resume_same_bits },
 	{ "steps in flight give the same bits", pipelining_same_bits },
 	{ "evaluation split", eval_split },
 	{ "refusals", refusals },
 	{ "diverging", diverges },
+	{ "steps left out", skips },
 	{ NULL, NULL },
 };

@@ -8,25 +8,28 @@
 
 enum moe_status moe_train_card_write(const char *dir, const struct moe_train_card *c)
 {
-	char eval[64] = "not measured";
+	char eval[64] = "not measured", taken[64] = "";
 	char *path = moe_path_join(dir, "README.md"), *text;
 	enum moe_status st;
 
 	if (isfinite(c->eval_loss))
 		snprintf(eval, sizeof eval, "%.4f", c->eval_loss);
+	if (c->best_step)
+		snprintf(taken, sizeof taken, " (adapter of step %lld, the best)",
+			 (long long)c->best_step);
 	text = moe_format("---\nbase_model: %s\nlibrary_name: peft\ntags:\n- lora\n- "
 			  "mixture-of-experts\n- moesaic\n---\n"
 			  "# LoRA adapter for %s\n\n"
 			  "Trained with moesaic " MOE_VERSION_STRING
 			  ". The settings are in `run.yaml`, every step in "
 			  "`trainer_log.jsonl`.\n\n"
-			  "| | |\n|---|---|\n| steps | %lld |\n| trained tokens | %lld |\n| "
+			  "| | |\n|---|---|\n| steps | %lld%s |\n| trained tokens | %lld |\n| "
 			  "learning rate | %g |\n"
 			  "| loss, first to last step | %.4f -> %.4f |\n| held-out loss | %s |\n"
 			  "| data | %lld documents, hash `%s` |\n",
-			  c->base, c->base, (long long)c->steps, (long long)c->trained_tokens,
-			  c->learning_rate, c->first_loss, c->last_loss, eval,
-			  (long long)c->tokens->n_docs, c->tokens->hash);
+			  c->base, c->base, (long long)c->steps, taken,
+			  (long long)c->trained_tokens, c->learning_rate, c->first_loss,
+			  c->last_loss, eval, (long long)c->tokens->n_docs, c->tokens->hash);
 	st = path && text ? moe_file_write(path, text, strlen(text))
 			  : moe_fail(MOE_ERR_NOMEM, "no memory for the model card");
 	moe_free(path);

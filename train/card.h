@@ -11,6 +11,7 @@ struct moe_train_card {
 	int64_t steps, trained_tokens;
 	double first_loss, last_loss, eval_loss; /* NaN: none */
 	double learning_rate;
+	int64_t best_step; /* the adapter is of this step; 0: the last */
 };
 /* Replaces dir/README.md. */
 enum moe_status moe_train_card_write(const char *dir, const struct moe_train_card *c);

@@ -16,10 +16,9 @@ static enum moe_status submit(struct moe_trainee *t, struct flight *f,
 				 .layer = -1,
 				 .micro = micro,
 				 .phase = MOE_PHASE_FORWARD };
-	struct moe_decoder_pass pass = { .decoder = t->decoder,
-					 .tensors = t->tensors,
-					 .slot = slot,
-					 .batch = f->batch.batch };
+	struct moe_decoder_pass pass = {
+		.decoder = t->decoder, .tensors = t->tensors, .slot = slot, .batch = f->batch.batch
+	};
 	enum moe_status st;
 
 	MOE_TRY(moe_submit_begin(t->engine));

@@ -26,7 +26,9 @@ static enum moe_status remember(struct moe_train_log *log, const struct moe_trai
 		log->capacity = want;
 	}
 	log->entry[log->n] = (struct moe_log_entry){ *event, eval };
-	log->entry[log->n++].event.text = NULL;
+	log->entry[log->n].event.text = NULL;
+	log->entry[log->n].event.expert_load = NULL;
+	log->entry[log->n++].event.unused_experts = NULL;
 	return MOE_OK;
 }
 
@@ -37,6 +39,18 @@ static void add_number(cJSON *o, const char *key, double v)
 		cJSON_AddNumberToObject(o, key, v);
 	else
 		cJSON_AddNullToObject(o, key);
+}
+
+static void add_experts(cJSON *o, const struct moe_train_event *e)
+{
+	cJSON *load = e->moe_layers ? cJSON_AddArrayToObject(o, "expert_load") : NULL;
+	cJSON *unused = e->moe_layers ? cJSON_AddArrayToObject(o, "unused_experts") : NULL;
+
+	for (int l = 0; load && unused && l < e->moe_layers; l++) {
+		cJSON_AddItemToArray(load,
+				     cJSON_CreateNumber(round(1e3 * e->expert_load[l]) / 1e3));
+		cJSON_AddItemToArray(unused, cJSON_CreateNumber(e->unused_experts[l]));
+	}
 }
 
 static cJSON *to_json(const struct moe_train_event *e, bool eval)
@@ -51,9 +65,13 @@ static cJSON *to_json(const struct moe_train_event *e, bool eval)
 		return o;
 	}
 	add_number(o, "loss", e->loss);
-	add_number(o, "learning_rate", e->learning_rate);
+	add_number(o, "lr", e->learning_rate);
 	add_number(o, "grad_norm", e->grad_norm);
 	add_number(o, "grad_norm_experts", e->grad_norm_experts);
+	if (e->aux_loss != 0)
+		add_number(o, "aux_loss", e->aux_loss);
+	if (e->z_loss != 0)
+		add_number(o, "z_loss", e->z_loss);
 	add_number(o, "tokens", (double)e->tokens);
 	add_number(o, "trained_tokens", (double)e->trained_tokens);
 	add_number(o, "tokens_per_s", e->tokens_per_s);
@@ -62,6 +80,9 @@ static cJSON *to_json(const struct moe_train_event *e, bool eval)
 	add_number(o, "idle_share", e->idle_share);
 	cJSON_AddStringToObject(o, "idle_cause", moe_idle_cause_name(e->idle_cause));
 	add_number(o, "idle_cause_share", e->idle_cause_share);
+	add_experts(o, e);
+	if (e->skipped)
+		add_number(o, "skipped_steps", (double)e->skipped);
 	return o;
 }
 
@@ -90,7 +111,7 @@ static enum moe_status reload(struct moe_train_log *log, char *text, int64_t kee
 		e.step = (int64_t)number(o, "step");
 		e.epoch = number(o, "epoch");
 		e.loss = number(o, "loss");
-		e.learning_rate = number(o, "learning_rate");
+		e.learning_rate = number(o, "lr");
 		e.grad_norm = number(o, "grad_norm");
 		e.eval_loss = number(o, "eval_loss");
 		eval = moe_json_get(o, "eval_loss") != NULL;
@@ -127,6 +148,7 @@ enum moe_status moe_train_log_open(const char *dir, int64_t keep_step, struct mo
 		if (log->fd < 0 || ftruncate(log->fd, (off_t)keep) ||
 		    lseek(log->fd, 0, SEEK_END) < 0)
 			st = moe_fail(MOE_ERR_IO, "%s: %s", path, strerror(errno));
+		log->bytes = (int64_t)keep;
 	}
 	moe_free(text);
 	moe_free(path);
@@ -164,18 +186,48 @@ enum moe_status moe_train_log_add(struct moe_train_log *log, const struct moe_tr
 		return moe_fail(MOE_ERR_NOMEM, "no memory for the training log");
 	n = strlen(text);
 	text[n] = '\n'; /* one write: a crash leaves whole lines */
-	if (!write_all(log->fd, text, n + 1))
+	if (write_all(log->fd, text, n + 1)) {
+		log->bytes += (int64_t)n + 1;
+	} else {
 		st = moe_fail(MOE_ERR_IO, "%s/trainer_log.jsonl: %s", log->dir, strerror(errno));
+		if (ftruncate(log->fd, (off_t)log->bytes) == 0) /* what there was room for */
+			lseek(log->fd, 0, SEEK_END);
+	}
 	text[n] = 0;
 	cJSON_free(text);
-	return st == MOE_OK ? remember(log, event, eval) : st;
+	if (st == MOE_OK || st == MOE_ERR_IO) /* trainer_state.json has the line in any case */
+		MOE_TRY(remember(log, event, eval));
+	return st;
 }
 
 /* The keys that tools for transformers' Trainer look for. */
-static enum moe_status write_state(struct moe_train_log *log, int64_t total_steps)
+static void add_summary(cJSON *o, const struct moe_log_summary *s)
+{
+	if (s->best_step) {
+		add_number(o, "best_metric", s->best_loss);
+		add_number(o, "best_global_step", (double)s->best_step);
+	} else {
+		cJSON_AddNullToObject(o, "best_metric");
+		cJSON_AddNullToObject(o, "best_global_step");
+	}
+	if (s->best_checkpoint)
+		cJSON_AddStringToObject(o, "best_model_checkpoint", s->best_checkpoint);
+	else
+		cJSON_AddNullToObject(o, "best_model_checkpoint");
+	add_number(o, "max_steps", (double)s->total_steps);
+	add_number(o, "logging_steps", (double)s->logging_steps);
+	add_number(o, "eval_steps", (double)s->eval_steps);
+	add_number(o, "save_steps", (double)s->save_steps);
+	add_number(o, "num_input_tokens_seen", (double)s->tokens);
+	cJSON_AddTrueToObject(o, "is_local_process_zero");
+	cJSON_AddTrueToObject(o, "is_world_process_zero");
+}
+
+enum moe_status moe_train_log_state(const struct moe_train_log *log, const char *dir,
+				    const struct moe_log_summary *s)
 {
 	cJSON *o = cJSON_CreateObject(), *history = cJSON_AddArrayToObject(o, "log_history");
-	char *path = moe_path_join(log->dir, "trainer_state.json");
+	char *path = moe_path_join(dir, "trainer_state.json");
 	enum moe_status st;
 	double epoch = 0;
 	int64_t step = 0;
@@ -199,7 +251,7 @@ static enum moe_status write_state(struct moe_train_log *log, int64_t total_step
 	}
 	add_number(o, "epoch", epoch);
 	add_number(o, "global_step", (double)step);
-	add_number(o, "max_steps", (double)total_steps);
+	add_summary(o, s);
 	st = path && history ? moe_json_write(path, o)
 			     : moe_fail(MOE_ERR_NOMEM, "no memory for the log");
 	cJSON_Delete(o);
@@ -207,9 +259,8 @@ static enum moe_status write_state(struct moe_train_log *log, int64_t total_step
 	return st;
 }
 
-enum moe_status moe_train_log_plot(struct moe_train_log *log, int64_t total_steps)
+enum moe_status moe_train_log_plot(const struct moe_train_log *log)
 {
-	MOE_TRY(write_state(log, total_steps));
 	return moe_train_plot(log);
 }
 

@@ -17,7 +17,8 @@ struct moe_train_log {
 	char *dir;
 	struct moe_log_entry *entry;
 	int64_t n, capacity;
-	int fd; /* of trainer_log.jsonl */
+	int fd;	       /* of trainer_log.jsonl */
+	int64_t bytes; /* of whole lines in it */
 };
 
 /* Creates the directory; on resume the lines after `keep_step` are dropped, else the file is new.
@@ -26,8 +27,17 @@ enum moe_status moe_train_log_open(const char *dir, int64_t keep_step, struct mo
 /* Appends a line; a full disk is an error. */
 enum moe_status moe_train_log_add(struct moe_train_log *log, const struct moe_train_event *event,
 				  bool eval);
-/* Writes trainer_state.json and training_loss.svg. */
-enum moe_status moe_train_log_plot(struct moe_train_log *log, int64_t total_steps);
+struct moe_log_summary {
+	int64_t total_steps, logging_steps, eval_steps, save_steps, tokens;
+	int64_t best_step; /* 0: no evaluation yet */
+	double best_loss;
+	const char *best_checkpoint; /* NULL: not saved */
+};
+/* Writes dir/trainer_state.json. */
+enum moe_status moe_train_log_state(const struct moe_train_log *log, const char *dir,
+				    const struct moe_log_summary *s);
+/* Writes training_loss.svg. */
+enum moe_status moe_train_log_plot(const struct moe_train_log *log);
 void moe_train_log_close(struct moe_train_log *log);
 
 #endif

@@ -12,16 +12,18 @@ static const char *const lora_names[MOE_LORA_ARRAYS] = {
 };
 static const char *const linear_names[MOE_ATTN_LINEARS] = { "q_proj", "k_proj", "v_proj",
 							    "o_proj" };
-static const char *const ffn_names[MOE_FFN_MATRICES] = { "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
-							 "mlp.shared_gate" };
+static const char *const ffn_names[MOE_FFN_MATRICES] = { "mlp.gate_proj", "mlp.up_proj",
+							 "mlp.down_proj", "mlp.shared_gate" };
 static const struct {
 	enum moe_param_field field;
 	const char *name;
 } saved[] = { { MOE_VALUE, "value" }, { MOE_MOMENT1, "exp_avg" }, { MOE_MOMENT2, "exp_avg_sq" } };
 
+#define EXPERT_ROWS "expert_rows"
+
 /* Where out is: A and B of one matrix; returns how many. */
-static size_t pair(const struct moe_param *a, const struct moe_param *b, int layer, const char *name,
-		   struct moe_train_array *out)
+static size_t pair(const struct moe_param *a, const struct moe_param *b, int layer,
+		   const char *name, struct moe_train_array *out)
 {
 	const struct moe_param *const both[] = { a, b };
 
@@ -29,7 +31,8 @@ static size_t pair(const struct moe_param *a, const struct moe_param *b, int lay
 		out[i] = (struct moe_train_array){ .param = (struct moe_param *)both[i],
 						   .pieces = 1,
 						   .piece = both[i]->piece };
-		snprintf(out[i].name, sizeof out[i].name, "layers.%d.%s.lora_%c", layer, name, "ab"[i]);
+		snprintf(out[i].name, sizeof out[i].name, "layers.%d.%s.lora_%c", layer, name,
+			 "ab"[i]);
 	}
 	return 2;
 }
@@ -56,6 +59,15 @@ static size_t layer_arrays(const struct moe_decoder_layer *layer, int l,
 	}
 	if (e && e->router_lora)
 		n += pair(&e->router_lora->a, &e->router_lora->b, l, "router", out ? out + n : NULL);
+	if (e && e->router_param.m) {
+		if (out) {
+			out[n] = (struct moe_train_array){ .param = &e->router_param,
+							   .pieces = 1,
+							   .piece = e->router_param.piece };
+			snprintf(out[n].name, sizeof out[n].name, "layers.%d.router.weight", l);
+		}
+		n++;
+	}
 	for (int i = 0; i < MOE_ATTN_LINEARS; i++) {
 		const struct moe_linear *linear = &layer->linear[i];
 
@@ -67,7 +79,7 @@ static size_t layer_arrays(const struct moe_decoder_layer *layer, int l,
 		if (moe_ffn_trains(layer->ffn, i))
 			n += pair(&layer->ffn->lora[i].a, &layer->ffn->lora[i].b, l, ffn_names[i],
 				  out ? out + n : NULL);
-	return n;
+	return n + moe_train_whole_layer(layer, l, out ? out + n : NULL);
 }
 
 enum moe_status moe_train_arrays(const struct moe_decoder *d, struct moe_train_array **out,
@@ -76,12 +88,14 @@ enum moe_status moe_train_arrays(const struct moe_decoder *d, struct moe_train_a
 	*n = 0;
 	for (int l = 0; l < d->n_layers; l++)
 		*n += layer_arrays(&d->layers[l], l, NULL);
+	*n += moe_train_whole_ends(d, NULL);
 	*out = moe_alloc(*n, sizeof **out);
 	if (!*out)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for the list of parameters");
 	*n = 0;
 	for (int l = 0; l < d->n_layers; l++)
 		*n += layer_arrays(&d->layers[l], l, *out + *n);
+	*n += moe_train_whole_ends(d, *out + *n);
 	return MOE_OK;
 }
 
@@ -93,7 +107,9 @@ static float *param_field(const struct moe_param *p, enum moe_param_field f)
 void moe_train_array_get(const struct moe_train_array *a, enum moe_param_field f, int piece,
 			 float *dst)
 {
-	if (a->experts)
+	if (a->whole || a->base)
+		moe_train_whole_get(a, f, piece, dst);
+	else if (a->experts)
 		moe_experts_get(a->experts, a->array, f, piece, dst);
 	else
 		memcpy(dst, param_field(a->param, f), (size_t)a->piece * sizeof *dst);
@@ -102,7 +118,9 @@ void moe_train_array_get(const struct moe_train_array *a, enum moe_param_field f
 void moe_train_array_set(const struct moe_train_array *a, enum moe_param_field f, int piece,
 			 const float *src)
 {
-	if (a->experts)
+	if (a->whole || a->base)
+		moe_train_whole_set(a, f, piece, src);
+	else if (a->experts)
 		moe_experts_set(a->experts, a->array, f, piece, src);
 	else
 		memcpy(param_field(a->param, f), src, (size_t)a->piece * sizeof *src);
@@ -127,7 +145,7 @@ static enum moe_status write_state(const char *dir, const struct moe_train_array
 				   const struct moe_train_progress *p)
 {
 	size_t count = n * MOE_COUNT(saved);
-	struct moe_st_item *items = moe_calloc(count, sizeof *items);
+	struct moe_st_item *items = moe_calloc(count + 1, sizeof *items);
 	struct fill *fills = moe_calloc(count, sizeof *fills);
 	const struct moe_scalar scalars[] = {
 		{ .key = "step", .kind = MOE_SCALAR_INT, .i = p->step },
@@ -135,6 +153,11 @@ static enum moe_status write_state(const char *dir, const struct moe_train_array
 		{ .key = "trained_tokens", .kind = MOE_SCALAR_INT, .i = p->trained_tokens },
 		{ .key = "seconds", .kind = MOE_SCALAR_REAL, .r = p->seconds },
 		{ .key = "first_loss", .kind = MOE_SCALAR_REAL, .r = p->first_loss },
+		{ .key = "skipped", .kind = MOE_SCALAR_INT, .i = p->skipped },
+		{ .key = "last_loss", .kind = MOE_SCALAR_REAL, .r = p->last_loss },
+		{ .key = "eval_loss", .kind = MOE_SCALAR_REAL, .r = p->eval_loss },
+		{ .key = "best_loss", .kind = MOE_SCALAR_REAL, .r = p->best_loss },
+		{ .key = "best_step", .kind = MOE_SCALAR_INT, .i = p->best_step },
 		{ .key = "data_hash",
 		  .kind = MOE_SCALAR_TEXT,
 		  .text = p->data_hash ? p->data_hash : "" },
@@ -165,7 +188,12 @@ static enum moe_status write_state(const char *dir, const struct moe_train_array
 						 .fill = fill_item,
 						 .user = &fills[i] };
 	}
-	st = moe_state_write(dir, items, count, scalars, MOE_COUNT(scalars));
+	items[count] = (struct moe_st_item){ .name = EXPERT_ROWS,
+					     .dtype = MOE_I64,
+					     .ndim = 1,
+					     .shape = { p->n_expert_rows },
+					     .data = p->expert_rows };
+	st = moe_state_write(dir, items, count + 1, scalars, MOE_COUNT(scalars));
 out:
 	moe_free(items);
 	moe_free(fills);
@@ -217,12 +245,30 @@ static enum moe_status load_progress(const struct moe_state *s, struct moe_train
 	MOE_TRY(moe_state_int(s, "trained_tokens", &p->trained_tokens));
 	MOE_TRY(moe_state_real(s, "seconds", &p->seconds));
 	MOE_TRY(moe_state_real(s, "first_loss", &p->first_loss));
+	MOE_TRY(moe_state_int(s, "skipped", &p->skipped));
+	MOE_TRY(moe_state_real(s, "last_loss", &p->last_loss));
+	MOE_TRY(moe_state_real(s, "eval_loss", &p->eval_loss));
+	MOE_TRY(moe_state_real(s, "best_loss", &p->best_loss));
+	MOE_TRY(moe_state_int(s, "best_step", &p->best_step));
 	if (p->step < 0 || p->tokens < 0 || p->trained_tokens < 0 || !(p->seconds >= 0))
 		return moe_fail(
 			MOE_ERR_FORMAT,
 			"state.json: step %lld, tokens %lld, trained_tokens %lld, seconds %g",
 			(long long)p->step, (long long)p->tokens, (long long)p->trained_tokens,
 			p->seconds);
+	return MOE_OK;
+}
+
+static enum moe_status load_expert_rows(const struct moe_state *s,
+					const struct moe_train_progress *p)
+{
+	const struct moe_st_tensor *t;
+
+	if (!p->expert_rows)
+		return MOE_OK;
+	MOE_TRY(moe_safetensors_get_typed(moe_state_arrays(s), EXPERT_ROWS, MOE_I64, 1,
+					  &p->n_expert_rows, &t));
+	memcpy(p->expert_rows, t->data, (size_t)p->n_expert_rows * sizeof *p->expert_rows);
 	return MOE_OK;
 }
 
@@ -235,6 +281,12 @@ static enum moe_status load_array(const struct moe_state *s, const struct moe_tr
 
 	for (size_t f = 0; st == MOE_OK && f < MOE_COUNT(saved); f++) {
 		snprintf(name, sizeof name, "%s.%s", a->name, saved[f].name);
+		if (!moe_safetensors_find(moe_state_arrays(s), name)) {
+			st = moe_fail(MOE_ERR_ARG,
+				      "the checkpoint has no %s: it was made with another method, masters or targets",
+				      name);
+			break;
+		}
 		st = moe_safetensors_read_f32(moe_state_arrays(s), name, 2, shape, buf);
 		for (int e = 0; st == MOE_OK && e < a->pieces; e++)
 			moe_train_array_set(a, saved[f].field, e, buf + e * a->piece);
@@ -248,17 +300,20 @@ enum moe_status moe_train_state_load(const struct moe_decoder *d, const char *di
 {
 	struct moe_train_array *a = NULL;
 	struct moe_state *s;
-	size_t n = 0;
+	size_t n = 0, count;
 	enum moe_status st;
 
 	MOE_TRY(moe_state_open(dir, &s));
 	st = load_progress(s, p);
 	if (st == MOE_OK)
 		st = moe_train_arrays(d, &a, &n);
-	if (st == MOE_OK && moe_safetensors_count(moe_state_arrays(s)) != n * MOE_COUNT(saved))
+	count = st == MOE_OK ? moe_safetensors_count(moe_state_arrays(s)) : 0;
+	if (st == MOE_OK && count != n * MOE_COUNT(saved) + 1)
 		st = moe_fail(MOE_ERR_ARG,
-			      "the checkpoint has %zu arrays, this run trains %zu: other targets",
-			      moe_safetensors_count(moe_state_arrays(s)), n * MOE_COUNT(saved));
+			      "the checkpoint has %zu arrays, this run has %zu: other targets",
+			      count, n * MOE_COUNT(saved) + 1);
+	if (st == MOE_OK)
+		st = load_expert_rows(s, p);
 	for (size_t i = 0; st == MOE_OK && i < n; i++)
 		st = load_array(s, &a[i]);
 	for (int l = 0; st == MOE_OK && l < d->n_layers; l++)
@@ -269,29 +324,54 @@ enum moe_status moe_train_state_load(const struct moe_decoder *d, const char *di
 	return st == MOE_OK ? st : moe_fail_in(st, "%s", dir);
 }
 
-bool moe_train_first_bad(const struct moe_decoder *d, char *buf, size_t size)
+/* The first piece of field f of an array that is not finite; -1: none. */
+static int bad_piece(const struct moe_train_array *a, enum moe_param_field f, float *buf)
 {
-	static const enum moe_param_field fields[] = { MOE_VALUE, MOE_GRAD };
+	for (int e = 0; e < a->pieces; e++) {
+		moe_train_array_get(a, f, e, buf);
+		for (int64_t i = 0; i < a->piece; i++)
+			if (!isfinite(buf[i]))
+				return e;
+	}
+	return -1;
+}
+
+static bool find_bad(const struct moe_decoder *d, const enum moe_param_field *fields,
+		     const char *const *names, int n_fields, char *buf, size_t size)
+{
 	struct moe_train_array *a;
-	bool bad = false;
+	int piece = -1;
 	size_t n;
 
 	if (moe_train_arrays(d, &a, &n) != MOE_OK)
 		return false;
-	for (size_t i = 0; i < 2 * n && !bad; i++) {
-		const struct moe_train_array *array = &a[i / 2];
-		float *piece = moe_alloc((size_t)array->piece, sizeof *piece);
+	for (size_t i = 0; i < n && piece < 0; i++) {
+		float *values = moe_alloc((size_t)a[i].piece, sizeof *values);
 
-		for (int e = 0; piece && !bad && e < array->pieces; e++) {
-			moe_train_array_get(array, fields[i % 2], e, piece);
-			for (int64_t j = 0; j < array->piece && !bad; j++)
-				bad = !isfinite(piece[j]);
-			if (bad)
-				snprintf(buf, size, "%s of %s, piece %d",
-					 i % 2 ? "gradient" : "value", array->name, e);
+		for (int f = 0; values && f < n_fields && piece < 0; f++) {
+			piece = bad_piece(&a[i], fields[f], values);
+			if (piece >= 0)
+				snprintf(buf, size, "%s of %s, piece %d", names[f], a[i].name,
+					 piece);
 		}
-		moe_free(piece);
+		moe_free(values);
 	}
 	moe_free(a);
-	return bad;
+	return piece >= 0;
+}
+
+bool moe_train_first_bad(const struct moe_decoder *d, char *buf, size_t size)
+{
+	static const enum moe_param_field fields[] = { MOE_VALUE, MOE_GRAD };
+	static const char *const names[] = { "value", "gradient" };
+
+	return find_bad(d, fields, names, 2, buf, size);
+}
+
+bool moe_train_bad_value(const struct moe_decoder *d, char *buf, size_t size)
+{
+	static const enum moe_param_field fields[] = { MOE_VALUE, MOE_MOMENT1, MOE_MOMENT2 };
+	static const char *const names[] = { "value", "first moment", "second moment" };
+
+	return find_bad(d, fields, names, 3, buf, size);
 }

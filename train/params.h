@@ -11,13 +11,21 @@
 
 struct moe_train_array {
 	char name[96];		     /* layers.3.experts.gate_lora_a, layers.3.q_proj.lora_b */
-	struct moe_experts *experts; /* or NULL */
+	const struct moe_trained *whole; /* a dense weight that is trained itself, or NULL */
+	struct moe_experts *experts;	 /* or NULL */
+	bool base;			 /* of experts: matrix of their weights, not array of their LoRA */
+	enum moe_expert_matrix matrix;
 	enum moe_lora_array array;
 	struct moe_param *param; /* of a dense layer, or NULL */
 	int pieces;		 /* E or 1 */
 	int64_t piece;		 /* elements of one */
 };
 
+/* Of params_whole.c: out NULL only counts. */
+size_t moe_train_whole_layer(const struct moe_decoder_layer *layer, int l, struct moe_train_array *out);
+size_t moe_train_whole_ends(const struct moe_decoder *d, struct moe_train_array *out);
+void moe_train_whole_get(const struct moe_train_array *a, enum moe_param_field f, int piece, float *dst);
+void moe_train_whole_set(const struct moe_train_array *a, enum moe_param_field f, int piece, const float *src);
 /* *out [*n] is the caller's (moe_free). */
 enum moe_status moe_train_arrays(const struct moe_decoder *d, struct moe_train_array **out,
 				 size_t *n);
@@ -27,8 +35,13 @@ void moe_train_array_set(const struct moe_train_array *a, enum moe_param_field f
 			 const float *src);
 
 struct moe_train_progress {
-	int64_t step, tokens, trained_tokens;
-	double seconds, first_loss;
+	int64_t step, tokens, trained_tokens, skipped;	  /* skipped: steps without an update */
+	double seconds, first_loss, last_loss, eval_loss; /* NaN: none */
+	/* the least evaluation loss so far and its step; 0: none */
+	double best_loss;
+	int64_t best_step;
+	int64_t *expert_rows; /* [n_layers][E] slots so far, of the caller; NULL: not loaded */
+	int64_t n_expert_rows;
 	/* what the order of the data depends on */
 	const char *data_hash; /* NULL: "" */
 	uint64_t seed;
@@ -43,5 +56,7 @@ enum moe_status moe_train_state_load(const struct moe_decoder *d, const char *di
 				     struct moe_train_progress *p);
 /* Name of the first array with a non-finite gradient (or value) into buf; false: none. */
 bool moe_train_first_bad(const struct moe_decoder *d, char *buf, size_t size);
+/* The same for what a checkpoint holds: values and moments. */
+bool moe_train_bad_value(const struct moe_decoder *d, char *buf, size_t size);
 
 #endif

@@ -22,10 +22,12 @@ struct moe_trainee {
 	void *user;
 	/* slots for T tokens; may replace slot, n_slots, T_max. Nothing is outstanding. */
 	enum moe_status (*reserve)(struct moe_trainee *t, int T, int slots);
-	/* adapter files into an existing directory */
+	/* adapter files into an existing directory; into the output directory also weights that are trained themselves */
 	enum moe_status (*save_adapter)(void *user, const char *dir);
 };
 
+/* What is wrong with the parameters themselves. */
+enum moe_status moe_train_check_params(const struct moe_trainer_params *p);
 enum moe_status moe_train_run(struct moe_trainee *t, const struct moe_trainer_params *p,
 			      moe_train_fn fn, void *user, struct moe_train_result *result);
 

@@ -91,7 +91,8 @@ static void backward(const struct work *w, int m, const uint16_t *weights, const
 					   (int)n,
 					   weights + MOE_PACK_N * k,
 					   stride,
-					   k + step < w->shape.k ? NULL : next };
+					   k + step < w->shape.k ? NULL : next,
+					   NULL };
 
 		t->bwd(m, &seg, 1, MOE_MIN(step, w->shape.k - k), (float *)w->y.data + k,
 		       w->shape.k, moe_rows_out(m), w->scratch.data);

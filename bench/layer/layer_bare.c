@@ -78,7 +78,8 @@ static void bwd(struct bare_thread *t, int m, int64_t columns, const void *const
 						       (int)moe_round_up(w[i]->n, MOE_PACK_N),
 						       data,
 						       moe_packed_stride(columns),
-						       c + width < columns ? NULL : data };
+						       c + width < columns ? NULL : data,
+						       NULL };
 		}
 		k->bwd(m, seg, count, width, t->dx, width, MOE_OUT_STORE, t->scratch);
 	}

@@ -84,6 +84,14 @@ static uint8_t code_of(float v)
 	return (uint8_t)(sign | MOE_MIN(e, 0x7e));
 }
 
+static void encode(int64_t n, int64_t k, const float *x, int64_t ld, float scale, uint8_t *out,
+		   int64_t ld_codes)
+{
+	for (int64_t i = 0; i < n; i++)
+		for (int64_t j = 0; j < k; j++)
+			out[i * ld_codes + j] = code_of(x[i * ld + j] / scale);
+}
+
 static float quantise(int64_t n, int64_t k, const float *x, int64_t ld, uint8_t *out,
 		      int64_t ld_codes)
 {
@@ -91,9 +99,7 @@ static float quantise(int64_t n, int64_t k, const float *x, int64_t ld, uint8_t 
 
 	scale = largest > 0 ? largest / LARGEST : 1;
 	scale = scale > 0 ? scale : 0x1p-149f;
-	for (int64_t i = 0; i < n; i++)
-		for (int64_t j = 0; j < k; j++)
-			out[i * ld_codes + j] = code_of(x[i * ld + j] / scale);
+	encode(n, k, x, ld, scale, out, ld_codes);
 	return scale;
 }
 
@@ -133,10 +139,11 @@ const struct moe_format moe_format_fp8 = {
 	.group = BLOCK,
 	.scale = MOE_F32,
 	.quantise = quantise,
+	.encode = encode,
 	.layout = {
 		{ ".weight", ".weight_scale_inv", NULL, MOE_F8_E4M3, .writer = &writer, .size = size, .open = open },
-		{ ".weight", ".weight_scale", NULL, MOE_F8_E4M3, .size = size, .open = open },
+		{ ".weight", ".weight_scale", NULL, MOE_F8_E4M3, .name = "fp8 rows", .writer = &writer, .size = size, .open = open },
 		{ "", "_scale_inv", NULL, MOE_F8_E4M3, .writer = &writer, .size = size, .open = open },
-		{ "", "_scale", NULL, MOE_F8_E4M3, .size = size, .open = open },
+		{ "", "_scale", NULL, MOE_F8_E4M3, .name = "fp8 rows", .writer = &writer, .size = size, .open = open },
 	},
 };

@@ -163,7 +163,7 @@ static enum moe_status gptq_store(const struct moe_quantised *q, const struct mo
 				word |= (uint32_t)codes[i] << shift[i];
 			to[k / 8 * q->n + n] = word;
 		}
-	for (int64_t k = 0; k < q->k; k++)
+	for (int64_t k = 0; s->more.data && k < q->k; k++)
 		((int32_t *)s->more.data)[k] = (int32_t)(k / q->coding.group);
 	return store_scales(q, s, 1, shift);
 }

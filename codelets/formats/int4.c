@@ -68,6 +68,17 @@ static enum moe_status open(const struct moe_stored *s, struct moe_quantised *q)
 	return s->zero.data ? open_zero(s, groups, q) : MOE_OK;
 }
 
+static void encode(int64_t n, int64_t k, const float *x, int64_t ld, float scale, uint8_t *out,
+		   int64_t ld_codes)
+{
+	for (int64_t i = 0; i < n; i++)
+		for (int64_t j = 0; j < k; j++) {
+			float v = nearbyintf(x[i * ld + j] / scale);
+
+			out[i * ld_codes + j] = (uint8_t)(MOE_MAX(MOE_MIN(v, 7), -8) + 8);
+		}
+}
+
 static float quantise(int64_t n, int64_t k, const float *x, int64_t ld, uint8_t *out,
 		      int64_t ld_codes)
 {
@@ -75,12 +86,7 @@ static float quantise(int64_t n, int64_t k, const float *x, int64_t ld, uint8_t 
 
 	scale = moe_bf16_to_f32(moe_f32_to_bf16(largest > 0 ? largest / 7 : 1));
 	scale = scale > 0 ? scale : 0x1p-133f;
-	for (int64_t i = 0; i < n; i++)
-		for (int64_t j = 0; j < k; j++) {
-			float v = nearbyintf(x[i * ld + j] / scale);
-
-			out[i * ld_codes + j] = (uint8_t)(MOE_MAX(MOE_MIN(v, 7), -8) + 8);
-		}
+	encode(n, k, x, ld, scale, out, ld_codes);
 	return scale;
 }
 
@@ -131,10 +137,18 @@ static enum moe_status store(const struct moe_quantised *q, const struct moe_sto
 				to[(k0 + i) / 2] |= (uint8_t)(codes[i] << i % 2 * 4);
 		}
 	moe_store_scales(q, &s->scale);
-	((int64_t *)s->more.data)[0] = q->n;
-	((int64_t *)s->more.data)[1] = q->k;
+	if (s->more.data) {
+		((int64_t *)s->more.data)[0] = q->n;
+		((int64_t *)s->more.data)[1] = q->k;
+	}
 	if (!q->coding.zero)
 		return MOE_OK;
+	if (s->zero.dtype == MOE_I8) {
+		for (int64_t n = 0, at = 0; n < q->n; n++)
+			for (int64_t g = 0; g < s->zero.shape[1]; g++)
+				((int8_t *)s->zero.data)[at++] = (int8_t)q->reader->zero(q, n, g);
+		return MOE_OK;
+	}
 	memset(s->zero.data, 0, (size_t)(s->zero.shape[0] * s->zero.shape[1]) * 4);
 	return store_zeros(q, s->zero.data);
 }
@@ -149,7 +163,15 @@ static bool size(const struct moe_array *codes, const struct moe_array *scale, i
 	return codes->ndim == 2;
 }
 
+static enum moe_status fused_shapes(const struct moe_quantised *q, struct moe_stored *s)
+{
+	MOE_TRY(shapes(q, s));
+	s->more.ndim = 0;
+	return MOE_OK;
+}
+
 static const struct moe_code_writer writer = { shapes, store };
+static const struct moe_code_writer fused_writer = { fused_shapes, store };
 
 extern const struct moe_format moe_format_int4;
 const struct moe_format moe_format_int4 = {
@@ -161,10 +183,11 @@ const struct moe_format moe_format_int4 = {
 	.group = GROUP,
 	.scale = MOE_BF16,
 	.quantise = quantise,
+	.encode = encode,
 	.quantise_zero = moe_int4_quantise_zero,
 	.layout = {
 		{ ".weight_packed", ".weight_scale", ".weight_zero_point", MOE_I32,
 		  .more = ".weight_shape", .writer = &writer, .size = size, .open = open },
-		{ "_packed", "_scale", "_zero_point", MOE_I32, .size = size, .open = open },
+		{ "_packed", "_scale", "_zero_point", MOE_I32, .writer = &fused_writer, .size = size, .open = open },
 	},
 };

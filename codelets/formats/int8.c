@@ -36,13 +36,9 @@ static enum moe_status open(const struct moe_stored *s, struct moe_quantised *q)
 	return MOE_OK;
 }
 
-static float quantise(int64_t n, int64_t k, const float *x, int64_t ld, uint8_t *out,
-		      int64_t ld_codes)
+static void encode(int64_t n, int64_t k, const float *x, int64_t ld, float scale, uint8_t *out,
+		   int64_t ld_codes)
 {
-	float largest = moe_largest(n, k, x, ld), scale;
-
-	scale = largest > 0 ? largest / LARGEST : 1;
-	scale = scale > 0 ? scale : 0x1p-149f;
 	for (int64_t i = 0; i < n; i++)
 		for (int64_t j = 0; j < k; j++) {
 			float v = nearbyintf(x[i * ld + j] / scale);
@@ -50,6 +46,16 @@ static float quantise(int64_t n, int64_t k, const float *x, int64_t ld, uint8_t 
 			out[i * ld_codes + j] =
 				(uint8_t)(int8_t)MOE_MAX(MOE_MIN(v, LARGEST), -LARGEST);
 		}
+}
+
+static float quantise(int64_t n, int64_t k, const float *x, int64_t ld, uint8_t *out,
+		      int64_t ld_codes)
+{
+	float largest = moe_largest(n, k, x, ld), scale;
+
+	scale = largest > 0 ? largest / LARGEST : 1;
+	scale = scale > 0 ? scale : 0x1p-149f;
+	encode(n, k, x, ld, scale, out, ld_codes);
 	return scale;
 }
 
@@ -87,6 +93,7 @@ const struct moe_format moe_format_int8 = {
 	.rows = 1,
 	.scale = MOE_F32,
 	.quantise = quantise,
+	.encode = encode,
 	.layout = {
 		{ ".weight", ".weight_scale", NULL, MOE_I8, .writer = &writer, .size = size, .open = open },
 		{ "", "_scale", NULL, MOE_I8, .writer = &writer, .size = size, .open = open },

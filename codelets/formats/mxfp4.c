@@ -52,14 +52,9 @@ static enum moe_status open(const struct moe_stored *s, struct moe_quantised *q)
 
 /* The largest element's exponent becomes that of 4, the largest power of two; larger ones saturate
  * at 6. */
-static float quantise(int64_t n, int64_t k, const float *x, int64_t ld, uint8_t *out,
-		      int64_t ld_codes)
+static void encode(int64_t n, int64_t k, const float *x, int64_t ld, float scale, uint8_t *out,
+		   int64_t ld_codes)
 {
-	float largest = moe_largest(n, k, x, ld), scale;
-	int e = 0;
-
-	frexpf(largest, &e);
-	scale = ldexpf(1, MOE_MAX(MOE_MIN(largest > 0 ? e - 3 : 0, 127), -127));
 	for (int64_t i = 0; i < n; i++)
 		for (int64_t j = 0; j < k; j++) {
 			float v = x[i * ld + j] / scale, a = fabsf(v);
@@ -70,6 +65,17 @@ static float quantise(int64_t n, int64_t k, const float *x, int64_t ld, uint8_t 
 
 			out[i * ld_codes + j] = (uint8_t)(code | (signbit(v) ? 8 : 0));
 		}
+}
+
+static float quantise(int64_t n, int64_t k, const float *x, int64_t ld, uint8_t *out,
+		      int64_t ld_codes)
+{
+	float largest = moe_largest(n, k, x, ld), scale;
+	int e = 0;
+
+	frexpf(largest, &e);
+	scale = ldexpf(1, MOE_MAX(MOE_MIN(largest > 0 ? e - 3 : 0, 127), -127));
+	encode(n, k, x, ld, scale, out, ld_codes);
 	return scale;
 }
 
@@ -134,6 +140,7 @@ const struct moe_format moe_format_mxfp4 = {
 	.group = GROUP,
 	.scale = MOE_SCALE_UE8M0,
 	.quantise = quantise,
+	.encode = encode,
 	.layout = {
 		{ "_blocks", "_scales", NULL, MOE_U8, .writer = &block_writer, .size = size, .open = open },
 		{ ".weight_packed", ".weight_scale", NULL, MOE_U8, .writer = &writer, .size = size, .open = open },

@@ -90,7 +90,9 @@ int64_t moe_adapter_count_params(const struct moe_adapter *adapter)
 	for (size_t i = 0; i < adapter->n_entries; i++) {
 		const struct moe_adapter_entry *e = &adapter->entries[i];
 
-		if (e->target != MOE_ADAPTER_EXPERTS)
+		if (e->weight)
+			n += e->in * e->out;
+		else if (e->target != MOE_ADAPTER_EXPERTS)
 			n += e->rank * (e->in + e->out);
 		else
 			n += e->n_experts *
@@ -154,6 +156,12 @@ static enum moe_status validate_entry(const struct moe_adapter *adapter,
 	if (e->layer < 0 || (unsigned)e->target >= MOE_ADAPTER_TARGETS)
 		return moe_fail(MOE_ERR_ARG, "adapter entry of layer %d has target %d", e->layer,
 				(int)e->target);
+	if (e->weight && (e->target != MOE_ADAPTER_ROUTER || e->rank || e->in < 1 || e->out < 1))
+		return moe_fail(MOE_ERR_ARG, "%s of layer %d has a weight of [%lld, %lld] and rank %lld",
+				moe_adapter_target_name(e->target), e->layer, (long long)e->out,
+				(long long)e->in, (long long)e->rank);
+	if (e->weight)
+		return MOE_OK;
 	if ((!experts && e->rank < 1) || !isfinite(e->alpha) || !isfinite(e->gate_up_alpha))
 		return moe_fail(MOE_ERR_ARG, "%s of layer %d has rank %lld, alpha %g",
 				moe_adapter_target_name(e->target), e->layer, (long long)e->rank,
@@ -198,7 +206,10 @@ static enum moe_status check_matrix(const struct moe_adapter *adapter,
 
 	if (ndim == 2 && e->out == shape[0] && e->in == shape[1])
 		return MOE_OK;
-	snprintf(has, sizeof has, "lora_A [%lld, %lld] and lora_B [%lld, %lld]", (long long)e->rank,
+	if (e->weight)
+		snprintf(has, sizeof has, "a weight [%lld, %lld]", (long long)e->out, (long long)e->in);
+	else
+		snprintf(has, sizeof has, "lora_A [%lld, %lld] and lora_B [%lld, %lld]", (long long)e->rank,
 		 (long long)e->in, (long long)e->out, (long long)e->rank);
 	if (ndim)
 		snprintf(wants, sizeof wants, "%s model's weight is [%lld, %lld]", arch->name,

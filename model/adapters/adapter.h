@@ -37,6 +37,8 @@ struct moe_adapter_entry {
 	int64_t in, out;
 	float *a; /* [rank, in] */
 	float *b; /* [out, rank] */
+	/* MOE_ADAPTER_ROUTER: not LoRA but the weight itself (PEFT's modules_to_save), [out, in]; then rank 0 */
+	float *weight;
 	/* MOE_ADAPTER_EXPERTS */
 	int64_t gate_up_rank;
 	double gate_up_alpha;

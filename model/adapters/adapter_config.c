@@ -15,6 +15,26 @@ static enum moe_status refuse_true(const cJSON *config, const char *key)
 	return set ? moe_fail(MOE_ERR_UNSUPPORTED, "%s is not implemented", key) : MOE_OK;
 }
 
+/* PEFT saves every module whose name ends so: only routers can be had whole. */
+static enum moe_status check_saved(const cJSON *saved)
+{
+	const cJSON *c;
+
+	if (saved && !cJSON_IsArray(saved))
+		return moe_fail(MOE_ERR_FORMAT, "modules_to_save is not a list");
+	cJSON_ArrayForEach(c, saved)
+	{
+		const char *text = cJSON_IsString(c) ? c->valuestring : "";
+		size_t n = strlen(text);
+
+		if (strcmp(text, "gate") && (n < 5 || strcmp(text + n - 5, ".gate")))
+			return moe_fail(MOE_ERR_UNSUPPORTED,
+					"modules_to_save names '%.64s': only routers (mlp.gate) are implemented",
+					text);
+	}
+	return MOE_OK;
+}
+
 /* What changes the arithmetic, and is not done here. */
 static enum moe_status refuse_variants(const cJSON *c)
 {
@@ -26,7 +46,6 @@ static enum moe_status refuse_variants(const cJSON *c)
 					       "arrow_config",
 					       "kasa_config",
 					       "velora_config" };
-	const cJSON *saved = moe_json_get(c, "modules_to_save");
 	const char *bias = "none";
 
 	MOE_TRY(moe_json_opt_text(c, "bias", &bias));
@@ -34,8 +53,7 @@ static enum moe_status refuse_variants(const cJSON *c)
 		return moe_fail(MOE_ERR_UNSUPPORTED, "bias '%.64s' is not implemented", bias);
 	for (size_t i = 0; i < MOE_COUNT(flags); i++)
 		MOE_TRY(refuse_true(c, flags[i]));
-	if (cJSON_GetArraySize(saved) || cJSON_IsString(saved))
-		return moe_fail(MOE_ERR_UNSUPPORTED, "modules_to_save is not implemented");
+	MOE_TRY(check_saved(moe_json_get(c, "modules_to_save")));
 	for (size_t i = 0; i < MOE_COUNT(objects); i++)
 		if (moe_json_get(c, objects[i]))
 			return moe_fail(MOE_ERR_UNSUPPORTED, "%s is not implemented", objects[i]);
@@ -253,6 +271,14 @@ enum moe_status moe_adapter_config_target(cJSON *root, const char *list, const c
 {
 	cJSON *at = cJSON_GetObjectItem(root, list), *item;
 	const cJSON *c;
+
+	if (cJSON_IsNull(at)) { /* PEFT has no modules_to_save, or some */
+		at = cJSON_CreateArray();
+		if (!at || !cJSON_ReplaceItemInObject(root, list, at)) {
+			cJSON_Delete(at);
+			return done(false);
+		}
+	}
 
 	cJSON_ArrayForEach(c, at) if (!strcmp(c->valuestring, name)) return MOE_OK;
 	item = cJSON_CreateString(name);

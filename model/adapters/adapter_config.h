@@ -43,7 +43,7 @@ enum moe_status moe_adapter_config_new(const struct moe_adapter *adapter, int64_
 /* rank_pattern and alpha_pattern for key, as far as they differ from the defaults. */
 enum moe_status moe_adapter_config_pattern(cJSON *root, const char *key, int64_t rank,
 					   double alpha);
-/* Adds to the list "target_modules" or "target_parameters". */
+/* Adds to the list "target_modules", "target_parameters" or "modules_to_save". */
 enum moe_status moe_adapter_config_target(cJSON *root, const char *list, const char *name);
 
 #endif

@@ -18,6 +18,7 @@ enum { MOE_ADAPTER_GATE, MOE_ADAPTER_UP, MOE_ADAPTER_DOWN, MOE_ADAPTER_PROJECTIO
 
 struct moe_adapter_pair {
 	const struct moe_st_tensor *a, *b; /* NULL: absent */
+	const struct moe_st_tensor *weight; /* of a router in modules_to_save */
 };
 
 struct moe_adapter_layer {
@@ -43,7 +44,7 @@ struct moe_adapter_input {
 enum moe_status moe_adapter_check_pair(const struct moe_adapter_pair *pair);
 static inline bool moe_adapter_has(const struct moe_adapter_pair *pair)
 {
-	return pair->a || pair->b;
+	return pair->a || pair->b || pair->weight;
 }
 /* All of t as f32. MOE_ERR_UNSUPPORTED: another dtype. */
 enum moe_status moe_adapter_to_f32(const struct moe_st_tensor *t, float *out);

@@ -107,7 +107,7 @@ static struct moe_adapter_pair *experts_place(struct moe_adapter_input *in,
 	return NULL;
 }
 
-static struct moe_adapter_pair *place(struct moe_adapter_input *in, const char **at,
+static struct moe_adapter_pair *place(struct moe_adapter_input *in, const char **at, bool *router,
 				      enum moe_status *status)
 {
 	struct moe_adapter_layer *l;
@@ -120,7 +120,8 @@ static struct moe_adapter_pair *place(struct moe_adapter_input *in, const char *
 	in->n_layers = MOE_MAX(in->n_layers, layer + 1);
 	if (skip(at, "mlp.experts.") || skip(at, "block_sparse_moe.experts."))
 		return experts_place(in, l, at, status);
-	if (skip(at, "block_sparse_moe.gate."))
+	*router = skip(at, "block_sparse_moe.gate.");
+	if (*router)
 		return &l->matrix[MOE_ADAPTER_ROUTER];
 	for (int t = 0; t < MOE_ADAPTER_TARGETS; t++) {
 		const char *after = *at;
@@ -130,6 +131,7 @@ static struct moe_adapter_pair *place(struct moe_adapter_input *in, const char *
 		    !skip(&after, "."))
 			continue;
 		*at = after;
+		*router = t == MOE_ADAPTER_ROUTER;
 		return &l->matrix[t];
 	}
 	return NULL;
@@ -140,7 +142,8 @@ static enum moe_status place_tensor(struct moe_adapter_input *in, const struct m
 {
 	enum moe_status status = MOE_OK;
 	const char *at = t->name;
-	struct moe_adapter_pair *pair = place(in, &at, &status);
+	bool router = false;
+	struct moe_adapter_pair *pair = place(in, &at, &router, &status);
 	const struct moe_st_tensor **slot = NULL;
 
 	if (status != MOE_OK)
@@ -149,6 +152,8 @@ static enum moe_status place_tensor(struct moe_adapter_input *in, const struct m
 		slot = &pair->a;
 	else if (pair && !strcmp(at, "lora_B.weight"))
 		slot = &pair->b;
+	else if (router && !strcmp(at, "weight"))
+		slot = &pair->weight;
 	if (!slot)
 		return moe_fail(
 			MOE_ERR_UNSUPPORTED,
@@ -164,12 +169,32 @@ static enum moe_status place_tensor(struct moe_adapter_input *in, const struct m
 
 /* ---- entries ---- */
 
+/* A router that was trained itself. */
+static enum moe_status read_weight(const struct moe_adapter_pair *pair, struct moe_adapter_entry *e)
+{
+	const struct moe_st_tensor *t = pair->weight;
+
+	if (pair->a || pair->b)
+		return moe_fail(MOE_ERR_FORMAT, "tensors '%.200s' and '%.200s' are of one router: a weight or LoRA is "
+				"expected", t->name, (pair->a ? pair->a : pair->b)->name);
+	if (t->ndim != 2 || t->shape[0] < 1 || t->shape[1] < 1)
+		return moe_fail(MOE_ERR_FORMAT, "tensor '%.200s' is not a matrix", t->name);
+	e->out = t->shape[0];
+	e->in = t->shape[1];
+	e->block = e->weight = moe_alloc((size_t)(e->in * e->out), sizeof *e->weight);
+	if (!e->weight)
+		return moe_fail(MOE_ERR_NOMEM, "out of memory");
+	return moe_adapter_to_f32(t, e->weight);
+}
+
 static enum moe_status read_matrix(struct moe_adapter_input *in,
 				   const struct moe_adapter_pair *pair, struct moe_adapter_entry *e)
 {
 	int64_t rank;
 	char name[96];
 
+	if (pair->weight)
+		return read_weight(pair, e);
 	MOE_TRY(moe_adapter_check_pair(pair));
 	snprintf(name, sizeof name, "model.layers.%d.%s", e->layer,
 		 moe_adapter_target_module(e->target));
@@ -267,20 +292,20 @@ static void note_partial(struct moe_adapter_input *in)
 					    t == MOE_ADAPTER_ROUTER ? "mlp.gate.weight" : NULL,
 					    NULL };
 		int first = -1, n = 0, last = moe_adapter_layers(in->adapter) - 1;
+		const struct moe_adapter_entry *e;
+		bool weights = false;
 
 		for (int i = 0; i <= last; i++)
-			if (moe_adapter_find(in->adapter, i, target)) {
+			if ((e = moe_adapter_find(in->adapter, i, target))) {
 				first = first < 0 ? i : first;
+				weights |= e->weight != NULL;
 				n++;
 			}
 		/* leading layers may be dense; a gap or an early end says that a choice was made */
-		in->adapter->partial[t] =
-			n && (n != last + 1 - first ||
-			      (in->kt && t == MOE_ADAPTER_EXPERTS
-				       ? false
-				       : moe_adapter_config_partial(
-						 &in->config,
-						 t == MOE_ADAPTER_EXPERTS ? experts : one)));
+		in->adapter->partial[t] = n && n != last + 1 - first;
+		if (n && !weights && !(in->kt && t == MOE_ADAPTER_EXPERTS))
+			in->adapter->partial[t] |= moe_adapter_config_partial(
+				&in->config, t == MOE_ADAPTER_EXPERTS ? experts : one);
 	}
 }
 

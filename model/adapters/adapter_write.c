@@ -105,6 +105,8 @@ enum moe_status moe_adapter_add_module(struct moe_adapter_output *out,
 static bool matrix_setting(const struct moe_adapter_output *out, const struct moe_adapter_entry *e,
 			   int64_t *rank, double *alpha)
 {
+	if (e->weight)
+		return false;
 	*rank = e->rank;
 	if (!out->uniform && out->rslora == out->adapter->rslora)
 		*alpha = e->alpha;
@@ -155,13 +157,32 @@ static enum moe_status add_matrix(struct moe_adapter_output *out, const struct m
 	return MOE_OK;
 }
 
+/* A router's weight, as PEFT saves modules_to_save. */
+static enum moe_status add_weight(struct moe_adapter_output *out, const struct moe_adapter_entry *e)
+{
+	const char *module = moe_adapter_target_module(e->target);
+	char full[96];
+	struct moe_st_item *it;
+
+	MOE_TRY(moe_adapter_add(&out->tensors, &it, "base_model.model.model.layers.%d.%s.weight", e->layer,
+				module));
+	it->ndim = 2;
+	it->shape[0] = e->out;
+	it->shape[1] = e->in;
+	it->data = e->weight;
+	snprintf(full, sizeof full, "layers.%d.%s", e->layer, module);
+	return moe_adapter_config_target(out->config, "modules_to_save",
+					 out->adapter->partial[e->target] ? full : module);
+}
+
 static enum moe_status add_matrices(struct moe_adapter_output *out)
 {
 	const struct moe_adapter *a = out->adapter;
 
 	for (size_t i = 0; i < a->n_entries; i++)
 		if (a->entries[i].target != MOE_ADAPTER_EXPERTS)
-			MOE_TRY(add_matrix(out, &a->entries[i]));
+			MOE_TRY(a->entries[i].weight ? add_weight(out, &a->entries[i])
+						     : add_matrix(out, &a->entries[i]));
 	for (int t = 0; t < MOE_ADAPTER_TARGETS; t++) {
 		enum moe_adapter_target target = (enum moe_adapter_target)t;
 

@@ -11,11 +11,17 @@
  *	read	a read: input/output error
  *	open	opening for writing or making a folder: read-only file system
  *	sync	fsync, rename: input/output error
+ *	full	four writes from the N-th on: no space left
+ *	kill	SIGKILL at tick N of a clock that ticks before each write (which is then half done),
+ *fsync, rename and sync of a directory, and before and after what a run does between two steps
+ *
+ * FAULT_TICKS names a file that gets a letter per tick: w, f, r, d, s.
  */
 #include "engine/base.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -28,6 +34,7 @@
 static const char *kind = "";
 static long at;
 static atomic_long calls;
+static int ticks = -1; /* FAULT_TICKS */
 
 ssize_t __real_write(int fd, const void *data, size_t n);
 ssize_t __real_read(int fd, void *data, size_t n);
@@ -53,6 +60,10 @@ int __wrap_fclose(FILE *f);
 int __wrap_fsync(int fd);
 int __wrap_rename(const char *from, const char *to);
 
+struct moe_run;
+enum moe_status __real_moe_run_between(struct moe_run *r, int64_t step);
+enum moe_status __wrap_moe_run_between(struct moe_run *r, int64_t step);
+
 static void report(void)
 {
 	const char *path = getenv("FAULT_REPORT");
@@ -65,9 +76,13 @@ static void report(void)
 __attribute__((constructor)) static void begin(void)
 {
 	static char text[32];
-	const char *fault = getenv("FAULT");
+	const char *fault = getenv("FAULT"), *path = getenv("FAULT_TICKS");
 	char *colon;
 
+	if (path)
+		ticks = __real_open(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC,
+				    0600);
+	unsetenv("FAULT_TICKS");
 	if (!fault)
 		return;
 	snprintf(text, sizeof text, "%s", fault);
@@ -93,6 +108,35 @@ static bool fails(const char *what, int error)
 	return true;
 }
 
+/* The clock of "kill"; true: this is the instant. */
+static bool tick(char letter)
+{
+	if (ticks >= 0 && __real_write(ticks, &letter, 1) != 1)
+		abort();
+	return fails("kill", 0);
+}
+
+static void die(void)
+{
+	kill(getpid(), SIGKILL);
+	for (;;)
+		pause();
+}
+
+static bool is_full(void)
+{
+	long n;
+
+	if (strcmp(kind, "full") != 0)
+		return false;
+	n = atomic_fetch_add(&calls, 1) + 1;
+	if (n < at || n >= at + 4)
+		return false;
+	report();
+	errno = ENOSPC;
+	return true;
+}
+
 static bool is_terminal(int fd)
 {
 	return fd <= 2; /* the report of a run is not under test here */
@@ -100,8 +144,13 @@ static bool is_terminal(int fd)
 
 ssize_t __wrap_write(int fd, const void *data, size_t n)
 {
-	if (!is_terminal(fd) && fails("write", ENOSPC))
+	if (!is_terminal(fd) && (fails("write", ENOSPC) || is_full()))
 		return -1;
+	if (!is_terminal(fd) && tick('w')) {
+		if (n > 1 && __real_write(fd, data, n / 2) < 0)
+			abort();
+		die();
+	}
 	if (!is_terminal(fd) && n > 1 && fails("half", 0))
 		n /= 2;
 	return __real_write(fd, data, n);
@@ -178,10 +227,28 @@ int __wrap_fclose(FILE *f)
 
 int __wrap_fsync(int fd)
 {
+	struct stat st;
+
+	if (tick(fstat(fd, &st) == 0 && S_ISDIR(st.st_mode) ? 'd' : 'f'))
+		die();
 	return fails("sync", EIO) ? -1 : __real_fsync(fd);
 }
 
 int __wrap_rename(const char *from, const char *to)
 {
+	if (tick('r'))
+		die();
 	return fails("sync", EIO) ? -1 : __real_rename(from, to);
+}
+
+enum moe_status __wrap_moe_run_between(struct moe_run *r, int64_t step)
+{
+	enum moe_status st;
+
+	if (tick('s'))
+		die();
+	st = __real_moe_run_between(r, step);
+	if (tick('s'))
+		die();
+	return st;
 }

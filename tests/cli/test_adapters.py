@@ -83,6 +83,39 @@ class Adapters(Case):
         for name in before:
             self.assertNotEqual(before[name][3], after[name][3])
 
+    def test_trained_router(self):
+        """Saved as PEFT's modules_to_save, used, merged, continued, resumed with the same bits."""
+        self.out = self.path("whole")
+        flags = ["--lora-target", "q_proj", "--warmup-ratio", 0, "--learning-rate", 1e-2]
+        self.good(*self.train_arguments("--train-router", "--save-steps", 2, "--max-steps", 4, *flags))
+        found = json.loads(self.good("inspect", self.out, "--json").stdout)
+        self.assertEqual([(t["target"], t["layers"], t.get("weight"), t["params"]) for t in found["targets"]],
+                         [("q_proj", 4, None, 4 * 4 * 256), ("gate", 4, True, 4 * 8 * 128)])  # fmt: skip
+        self.assertEqual(json.loads(self.read("whole", "adapter_config.json"))["modules_to_save"], ["mlp.gate"])
+        names = {f"model.layers.{i}.mlp.gate.weight" for i in range(4)}
+        self.assertLessEqual({"base_model.model." + n for n in names}, read_tensors(self.out).keys())
+        shutil.copytree(self.out, self.path("again"))
+        shutil.rmtree(self.path("again", "checkpoint-4"))
+        bits = self.read("whole", "adapter_model.safetensors")
+        self.good("train", "--config", self.path("whole", "run.yaml"), "--output-dir", self.path("again"), "--resume", "--quiet")
+        self.assertEqual(self.read("again", "adapter_model.safetensors"), bits)
+        for form in FORMS:
+            self.good("convert", self.out, self.path(form), "--adapter-format", form)
+        eval_flags = ["eval", "--data", self.path("train.safetensors"), "--json", "--threads", 2, "--model", MODEL, "--adapter"]
+        want = json.loads(self.good(*eval_flags, self.out).stdout)["loss"]
+        for form in FORMS:
+            self.assertEqual(json.loads(self.good(*eval_flags, self.path(form)).stdout)["loss"], want)
+        self.good("merge", "--model", MODEL, "--adapter", self.out, "--output-dir", self.path("merged"), "--quiet")
+        before, after = read_tensors(MODEL), read_tensors(self.path("merged"))
+        changed = {k for k in before if before[k] != after[k]}
+        self.assertEqual({k for k in changed if "gate" in k}, names)
+        self.out = self.path("continued")
+        result = self.good(*self.train_arguments("--adapter", self.path("whole"), "--max-steps", 2, "--warmup-ratio", 0, "--learning-rate", 1e-2))
+        self.assertNotIn("frozen", result.stdout + result.stderr)
+        first, then = read_tensors(self.path("whole")), read_tensors(self.out)
+        self.assertEqual(first.keys(), then.keys())
+        self.assertTrue(all(first[n][3] != then[n][3] for n in first))
+
     def test_all_linear(self):
         self.out = self.path("all")
         self.good(*self.train_arguments("--lora-target", "all-linear", "--max-steps", 2))

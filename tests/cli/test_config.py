@@ -78,7 +78,7 @@ class Config(Case):
             ("a.yaml", "lora_rank: x", "not a whole number"),
             ("a.yaml", "lora_rank: 0", "must be at least 1"),
             ("a.yaml", "lora_rank: 1\nlora_rank: 2", "appears twice"),
-            ("a.yaml", "method: full", "not in this version yet"),
+            ("a.yaml", "method: freeze", "not in this version yet"),
             ("a.yaml", "stage: dpo", "only supervised fine-tuning"),
             ("a.yaml", "a: [", "line 2"),
             ("a.yaml", "- a", "not a list of"),

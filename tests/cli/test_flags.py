@@ -59,14 +59,12 @@ class Flags(Case):
 
     def test_not_built_yet_is_refused(self):
         for flags in (
-            ["--method", "full"],
-            ["--train-router"],
-            ["--z-loss", "0.1"],
+            ["--method", "freeze"],
         ):
             self.assertIn("not in this version yet", self.bad(2, "train", *flags))
 
     def test_defaults_of_unbuilt_flags_pass(self):
-        flags = ["--method", "lora", "--lora-dropout", "0.0", "--weights", "keep", "--z-loss", "0"]
+        flags = ["--method", "lora", "--lora-dropout", "0.0", "--weights", "keep"]
         self.assertIn("--output-dir DIR is missing", self.bad(2, *self.without_output(*flags)))
 
     def without_output(self, *flags):

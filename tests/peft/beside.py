@@ -128,6 +128,8 @@ def randomise(model, scale=0.1):
         for name, parameter in model.named_parameters():
             if "lora_" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+            elif "modules_to_save" in name:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)
 
 
 def peft_adapter(model_path, path, **config):
@@ -141,4 +143,4 @@ def peft_adapter(model_path, path, **config):
 
 def open_with_peft(model_path, adapter):
     model = PeftModel.from_pretrained(load(model_path), adapter).eval()
-    return model, sum(p.numel() for n, p in model.named_parameters() if "lora_" in n)
+    return model, sum(p.numel() for n, p in model.named_parameters() if "lora_" in n or "modules_to_save" in n)

@@ -21,6 +21,7 @@ ASKED = {
     "gate and up": {"target_modules": [], "target_parameters": FUSED[:1]},
     "down": {"target_modules": [], "target_parameters": FUSED[1:]},
     "router": {"target_modules": ["q_proj"], "target_parameters": ["mlp.gate.weight"]},
+    "router's weight": {"target_modules": ["q_proj", "{experts}"], "modules_to_save": ["mlp.gate"]},
     "expression": {"target_modules": r".*\.(q|v)_proj"},
     "one layer": {"target_modules": ["layers.1.self_attn.q_proj"], "target_parameters": ["layers.2.mlp.experts.down_proj"]},
     "attention of some layers": {"target_modules": ["q_proj", "o_proj"], "layers_to_transform": [0, 2]},
@@ -74,6 +75,8 @@ TRAINED = {
     "one layer": (["--lora-target", "layers.1.self_attn.q_proj,layers.2.mlp.experts.down_proj"], True),
     "expression": (["--lora-target", r".*layers\.[12]\.self_attn\.(k|v)_proj"], True),
     "attention": (["--lora-target", "q_proj,k_proj,v_proj,o_proj"], True),
+    "router's weight": (["--lora-target", "q_proj,v_proj", "--train-router"], True),
+    "experts and router's weight": (["--share-a", "--train-router"], True),
     "all-linear": (["--lora-target", "all-linear"], True),
     "all-linear, rslora": (["--lora-target", "all-linear", "--rslora"], True),
 }

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from beside import Case, load, peft_adapter, relative
 from test_adapters import asked
 
-ADAPTERS = ["all-linear", "list", "parameters", "gate and up", "one layer"]
+ADAPTERS = ["all-linear", "list", "parameters", "gate and up", "one layer", "router's weight"]
 
 
 def tensors(folder):

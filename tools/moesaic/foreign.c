@@ -26,8 +26,13 @@ static const struct rule rules[] = {
 	{ "train_on_prompt", "false", IGNORE, NULL, NULL },
 	{ "mask_history", "true", MAP, "train-on", "last" },
 	{ "mask_history", "false", IGNORE, NULL, NULL },
-	{ "warmup_steps", "0", IGNORE, NULL, NULL },
-	{ "warmup_steps", NULL, REFUSE, "not in this version yet; use warmup_ratio", NULL },
+	{ "metric_for_best_model", "loss", IGNORE, NULL, NULL },
+	{ "metric_for_best_model", "eval_loss", IGNORE, NULL, NULL },
+	{ "metric_for_best_model", NULL, REFUSE,
+	  "the best checkpoint is that of the least eval_loss", NULL },
+	{ "greater_is_better", "false", IGNORE, NULL, NULL },
+	{ "greater_is_better", NULL, REFUSE, "the best checkpoint is that of the least eval_loss",
+	  NULL },
 	{ "packing", NULL, MAP, "packing", NULL },
 	{ "kt_cpu_activation", "retain", MAP, "recompute", "never" },
 	{ "kt_cpu_activation", "recompute", MAP, "recompute", "always" },
@@ -44,8 +49,8 @@ static const struct rule rules[] = {
 	{ "kt_expert_weight_format", "bf16", IGNORE, NULL, NULL },
 	{ "kt_expert_weight_format", NULL, MAP, "weights", NULL },
 	{ "kt_full_weight_grad", "false", IGNORE, NULL, NULL },
-	{ "kt_full_weight_grad", NULL, REFUSE, "full fine-tuning is not in this version yet",
-	  NULL },
+	{ "kt_full_weight_grad", "true", REFUSE,
+	  "kt_train_mode (or --method) says it: full, or hybrid beside an adapter", NULL },
 };
 
 /* Have no meaning here, whatever their value. */

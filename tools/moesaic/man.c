@@ -40,9 +40,9 @@ static void option(const struct option *o)
 	}
 	if (o->only) {
 		printf(" [");
-		text(*o->only ? "only " : "not in this version yet");
+		text("only ");
 		text(o->only);
-		printf("%s]", *o->only ? " in this version" : "");
+		printf(" in this version]");
 	}
 	if (o->aliases && *o->aliases) {
 		printf("; also ");

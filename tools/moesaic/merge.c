@@ -12,8 +12,9 @@ static const struct option what[] = {
 	  "adapter, in any form", 0, 0, "adapter-name-or-path", NULL },
 	{ "output-dir", OPTION_TEXT, OPTION_COMMON | OPTION_REQUIRED, "DIR", NULL,
 	  "where the merged model goes: a new folder", 0, 0, "export-dir", NULL },
-	{ "weights", OPTION_CHOICE, OPTION_COMMON, "keep|bf16|int8|int4", "keep",
-	  "format of the weights", 0, 0, "", "keep" },
+	{ "weights", OPTION_CHOICE, OPTION_COMMON, "keep|bf16|int8|int4|fp8|mxfp4|gptq|awq|f16|f32",
+	  "keep", "format of the weights; keep: what is quantised is quantised again", 0, 0, "",
+	  NULL },
 	{ "max-shard-size", OPTION_SIZE, OPTION_COMMON, "SIZE", "5GB",
 	  "split files that are larger; others stay as they are", 1, 0, "export-size", NULL },
 	{ .name = NULL },
@@ -37,6 +38,8 @@ static void print(const struct settings *s, const struct moe_merge_result *r)
 		cJSON_AddNumberToObject(o, "merged", (double)r->merged);
 		cJSON_AddNumberToObject(o, "shards", (double)r->shards);
 		cJSON_AddNumberToObject(o, "bytes", (double)r->bytes);
+		cJSON_AddNumberToObject(o, "error", r->error);
+		cJSON_AddNumberToObject(o, "worst_error", r->worst_error);
 		cJSON_AddNumberToObject(o, "seconds", r->seconds);
 		text = cJSON_PrintUnformatted(o);
 		puts(text ? text : "{}");
@@ -47,6 +50,9 @@ static void print(const struct settings *s, const struct moe_merge_result *r)
 		       (long long)r->merged, (long long)r->tensors, (double)r->bytes / 0x1p30,
 		       (long long)r->shards, r->shards == 1 ? "file" : "files", r->seconds,
 		       settings_text(s, "output-dir"));
+		if (r->worst_error > 0)
+			printf("relative error (L2) of what was quantised: %.3g, at most %.3g\n",
+			       r->error, r->worst_error);
 	}
 }
 

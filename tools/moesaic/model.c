@@ -131,6 +131,15 @@ static enum moe_recompute recompute_of(const struct settings *s)
 					 : MOE_RECOMPUTE_AUTO;
 }
 
+static enum moe_method method_of(const struct settings *s)
+{
+	const char *text = settings_text(s, "method");
+
+	return !strcmp(text, "full")	 ? MOE_METHOD_FULL
+	       : !strcmp(text, "hybrid") ? MOE_METHOD_HYBRID
+					 : MOE_METHOD_LORA;
+}
+
 char *tool_model_params(const struct settings *s, struct moe_model_params *p)
 {
 	char *targets = settings_joined(s, "lora-target");
@@ -149,13 +158,17 @@ char *tool_model_params(const struct settings *s, struct moe_model_params *p)
 					  : NULL,
 		.share_a = settings_on(s, "share-a"),
 		.rslora = settings_on(s, "rslora"),
+		.train_router = settings_on(s, "train-router"),
 		.seed = (uint64_t)settings_int(s, "seed"),
 		.aux_coef = settings_real(s, "aux-loss"),
+		.z_coef = settings_real(s, "z-loss"),
 		.max_tokens = by_rows ? 0 : (int)settings_int(s, "batch-tokens"),
 		.backward_weights = settings_text(s, "backward-weights"),
 		.weights = settings_text(s, "weights"),
 		.recompute = recompute_of(s),
 		.lora_dropout = settings_real(s, "lora-dropout"),
+		.method = method_of(s),
+		.masters = strcmp(settings_text(s, "masters"), "bf16") ? MOE_MASTERS_F32 : MOE_MASTERS_BF16,
 	};
 	return targets;
 }
@@ -211,8 +224,7 @@ void tool_model_close(struct tool_model *m)
 
 int64_t tool_model_planned(const struct tool_model *m)
 {
-	return m->info.weight_bytes + m->info.lora_bytes + m->info.activation_bytes +
-	       m->info.handles * HANDLE_BYTES;
+	return m->info.planned_bytes;
 }
 
 /* 1,234,567 in one of four buffers */
@@ -237,16 +249,29 @@ static double gib(int64_t bytes)
 	return (double)bytes / (1 << 30);
 }
 
-void tool_model_describe(const struct tool_model *m, const struct settings *s, FILE *to)
+/* Weights that are trained themselves. */
+static void describe_whole(const struct moe_model_info *i, FILE *to)
 {
-	const struct moe_model_info *i = &m->info;
-	int64_t all = i->params + i->trainable_params;
+	const struct {
+		const char *name;
+		int64_t params;
+	} groups[] = {
+		{ "embedding", i->embed_params },  { "norms", i->norm_params },
+		{ "attention", i->attention_params }, { "dense MLPs", i->dense_params },
+		{ "router", i->router_params },	   { "shared", i->shared_params },
+		{ "experts", i->expert_params },
+	};
 
-	fprintf(to,
-		"model        %s, %d layers, %d of %d experts per token, %.1f M parameters, "
-		"%.1f M active\n",
-		i->arch, i->layers, i->experts_per_token, i->experts, (double)i->params / 1e6,
-		(double)i->active_params / 1e6);
+	for (size_t g = 0; g < sizeof groups / sizeof *groups; g++)
+		if (groups[g].params && (i->method == MOE_METHOD_FULL || groups[g].params == i->expert_params))
+			fprintf(to, "%-12s %s trained themselves\n", groups[g].name, grouped(groups[g].params));
+	fprintf(to, "masters      %s\n",
+		i->masters == MOE_MASTERS_BF16 ? "the bf16 weights, rounded stochastically" : "f32");
+}
+
+/* The adapter, by what it is on. */
+static void describe_adapter(const struct moe_model_info *i, FILE *to)
+{
 	fprintf(to, "attention    %s trainable", grouped(i->attention_lora_params));
 	if (i->attention_lora_params)
 		fprintf(to, " (rank %d)", i->lora_rank);
@@ -263,20 +288,50 @@ void tool_model_describe(const struct tool_model *m, const struct settings *s, F
 		fprintf(to, "\ndense MLPs   %s trainable", grouped(i->dense_lora_params));
 	if (i->dense_lora_params)
 		fprintf(to, " (rank %d)", i->lora_rank);
-	if (i->router_lora_params)
-		fprintf(to, "\nrouter       %s trainable (rank %d); ", grouped(i->router_lora_params),
+	if (i->router_weights)
+		fprintf(to, "\nrouter       %s trainable (its weights)\n", grouped(i->router_lora_params));
+	else if (i->router_lora_params)
+		fprintf(to, "\nrouter       %s trainable (rank %d)\n", grouped(i->router_lora_params),
 			i->lora_rank);
 	else
-		fprintf(to, "\nrouter       frozen; ");
-	fprintf(to, "auxiliary loss coefficient %g (%s)\n",
+		fprintf(to, "\nrouter       frozen\n");
+}
+
+void tool_model_describe(const struct tool_model *m, const struct settings *s, FILE *to)
+{
+	const struct moe_model_info *i = &m->info;
+	int64_t all = i->params + i->trainable_params - i->whole_params;
+
+	fprintf(to,
+		"model        %s, %d layers, %d of %d experts per token, %.1f M parameters, "
+		"%.1f M active\n",
+		i->arch, i->layers, i->experts_per_token, i->experts, (double)i->params / 1e6,
+		(double)i->active_params / 1e6);
+	if (i->method != MOE_METHOD_FULL)
+		describe_adapter(i, to);
+	if (i->whole_params)
+		describe_whole(i, to);
+	fprintf(to, "auxiliary loss coefficient %g (%s), z-loss %g (%s)\n",
 		settings_real(s, "aux-loss"),
-		settings_given(s, "aux-loss") ? "--aux-loss" : "default");
+		settings_given(s, "aux-loss") ? "--aux-loss" : "default",
+		settings_real(s, "z-loss"), settings_given(s, "z-loss") ? "--z-loss" : "default");
 	fprintf(to, "trainable params: %s || all params: %s || trainable%%: %.4f\n",
 		grouped(i->trainable_params), grouped(all),
 		100 * (double)i->trainable_params / (double)all);
 	if (i->expert_format)
 		fprintf(to, "weights      experts in %s, frozen\n", i->expert_format);
-	fprintf(to, "memory       weights %.2f GiB, adapter %.2f, activations %.2f, runtime %.2f\n",
-		gib(i->weight_bytes), gib(i->lora_bytes), gib(i->activation_bytes),
-		gib(i->handles * HANDLE_BYTES));
+	fprintf(to, "memory       weights %.2f GiB, %s %.2f, activations %.2f, runtime %.2f\n",
+		gib(i->weight_bytes), i->whole_params ? "gradients and moments" : "adapter",
+		gib(i->lora_bytes), gib(i->activation_bytes), gib(i->handles * HANDLE_BYTES));
+	fprintf(to, "planned      %.2f GiB of %.2f %s", gib(i->planned_bytes), gib(i->allowed_bytes),
+		settings_has(s, "memory-limit") ? "(--memory-limit)" : "there is");
+	if (i->trained_layers)
+		fprintf(to, "; %d micro-batch%s in flight, activations of %d of %d layers computed again", i->slots,
+			i->slots == 1 ? "" : "es", i->recomputed_layers, i->trained_layers);
+	if (i->wanted_bytes > i->planned_bytes)
+		fprintf(to, "; with 2 and all kept %.2f", gib(i->wanted_bytes));
+	fputc('\n', to);
+	if (i->touched_bytes)
+		fprintf(to, "             gradients and moments: first touch of %.2f GiB took %.2f s\n",
+			gib(i->touched_bytes), i->touch_seconds);
 }

@@ -141,18 +141,8 @@ static int check_supported(const struct option *o, const char *text)
 
 	if (!o->only || option_word_among(text, o->only, '|'))
 		return 0;
-	if (o->type == OPTION_FLAG || o->type == OPTION_SWITCH) {
-		bool on;
-
-		option_truth(text, &on);
-		if (!on)
-			return 0;
-		return cli_fail(CLI_USAGE, "--%s is not in this version yet", o->name);
-	}
 	if (option_real(text, &wanted) && option_real(o->only, &have) && wanted == have)
 		return 0;
-	if (!*o->only)
-		return cli_fail(CLI_USAGE, "--%s is not in this version yet", o->name);
 	return cli_fail(CLI_USAGE, "--%s %s is not in this version yet (it has %s)", o->name, text,
 			o->only);
 }

@@ -25,7 +25,8 @@ struct training {
 	const char *output;
 	bool folder_made, data_made, eval_made;
 	char *data, *eval; /* token files */
-	bool begun;	   /* a step was done: files stay */
+	char *schedule_args;
+	bool begun; /* a step was done: files stay */
 	bool tracing;
 	struct tool_model model;
 	struct progress progress;
@@ -140,6 +141,19 @@ int train_resolve_method(struct settings *s)
 	return settings_exclusive(s, "batch-size", "batch-tokens");
 }
 
+/* transformers' rules: steps win over the ratio; below 1 they are a ratio themselves. */
+static void fill_warmup(const struct settings *s, struct moe_trainer_params *p)
+{
+	double steps = settings_real(s, "warmup-steps");
+
+	p->warmup_ratio = settings_real(s, "warmup-ratio");
+	if (steps >= 1)
+		p->warmup_steps = (int64_t)steps;
+	else if (steps > 0 ||
+		 (settings_has(s, "warmup-steps") && !settings_given(s, "warmup-ratio")))
+		p->warmup_ratio = steps;
+}
+
 static void fill_params(const struct training *t, struct moe_trainer_params *p)
 {
 	const struct settings *s = t->s;
@@ -155,7 +169,7 @@ static void fill_params(const struct training *t, struct moe_trainer_params *p)
 		.overwrite = settings_on(s, "overwrite"),
 		.learning_rate = settings_real(s, "learning-rate"),
 		.schedule = settings_text(s, "lr-scheduler-type"),
-		.warmup_ratio = settings_real(s, "warmup-ratio"),
+		.schedule_args = t->schedule_args,
 		.weight_decay = settings_real(s, "weight-decay"),
 		.beta1 = settings_real(s, "adam-beta1"),
 		.beta2 = settings_real(s, "adam-beta2"),
@@ -174,8 +188,23 @@ static void fill_params(const struct training *t, struct moe_trainer_params *p)
 		.save_total_limit = (int)settings_int(s, "save-total-limit"),
 		.max_hours = settings_real(s, "max-hours"),
 		.skip_non_finite = !strcmp(settings_text(s, "on-nan"), "skip"),
+		.continue_on_save_error = !strcmp(settings_text(s, "on-save-error"), "continue"),
+		.load_best = settings_on(s, "load-best"),
 		.sequential = !strcmp(settings_text(s, "pipeline"), "sequential"),
 	};
+	fill_warmup(s, p);
+}
+
+/* What needs neither model nor data is refused before either is read. */
+static int check_params(struct training *t)
+{
+	struct moe_trainer_params p;
+
+	t->schedule_args = settings_joined(t->s, "lr-scheduler-kwargs");
+	fill_params(t, &p);
+	p.data = p.output_dir = ".";
+	p.eval_data = settings_has(t->s, "eval-data") ? "." : NULL;
+	return cli_status(moe_train_check(&p));
 }
 
 /* ---- running ---- */
@@ -241,6 +270,8 @@ static void print_json(const struct training *t, const struct moe_train_result *
 	cJSON_AddNumberToObject(o, "tokens_per_s", (double)r->tokens / fmax(r->seconds, 1e-9));
 	cJSON_AddNumberToObject(o, "peak_gib", r->peak_rss_gib);
 	cJSON_AddNumberToObject(o, "planned_gib", (double)tool_model_planned(m) / (1 << 30));
+	cJSON_AddNumberToObject(o, "micro_batches_in_flight", m->info.slots);
+	cJSON_AddNumberToObject(o, "recomputed_layers", m->info.recomputed_layers);
 	cJSON_AddNumberToObject(o, "parameters", (double)m->info.params);
 	cJSON_AddNumberToObject(o, "trainable", (double)m->info.trainable_params);
 	cJSON_AddNumberToObject(o, "lora_rank",
@@ -250,6 +281,10 @@ static void print_json(const struct training *t, const struct moe_train_result *
 	add_loss(o, "first_loss", r->first_loss);
 	add_loss(o, "last_loss", r->last_loss);
 	add_loss(o, "eval_loss", r->eval_loss);
+	add_loss(o, "best_loss", r->best_loss);
+	if (r->best_step)
+		cJSON_AddNumberToObject(o, "best_step", (double)r->best_step);
+	cJSON_AddNumberToObject(o, "skipped_steps", (double)r->skipped);
 	if (r->eval_batch_tokens)
 		cJSON_AddNumberToObject(o, "eval_batch_tokens", r->eval_batch_tokens);
 	add_kernels(o);
@@ -258,6 +293,34 @@ static void print_json(const struct training *t, const struct moe_train_result *
 	puts(text ? text : "{}");
 	cJSON_free(text);
 	cJSON_Delete(o);
+}
+
+/* Which experts of which layer had most and none of the tokens. */
+static void print_experts(const struct training *t, FILE *to)
+{
+	int n = t->model.info.experts, busiest = -1, expert = 0, unused = 0, total = 0;
+	int64_t *counts = cli_alloc((size_t)(n > 0 ? n : 1) * sizeof *counts);
+	double load = 0;
+
+	for (int l = 0; l < t->model.info.layers; l++) {
+		double sum = 0;
+
+		if (moe_train_expert_tokens(t->model.model, l, counts, n) != MOE_OK)
+			continue;
+		for (int e = 0; e < n; e++)
+			sum += (double)counts[e], unused += !counts[e], total++;
+		for (int e = 0; e < n; e++)
+			if (sum > 0 && (double)counts[e] * n / sum > load) {
+				load = (double)counts[e] * n / sum;
+				busiest = l, expert = e;
+			}
+	}
+	free(counts);
+	if (busiest >= 0)
+		fprintf(to,
+			"experts: %d of %d had no token; busiest: layer %d expert %d, %.1f x the "
+			"mean\n",
+			unused, total, busiest, expert, load);
 }
 
 static void print_summary(const struct training *t, const struct moe_train_result *r)
@@ -270,8 +333,18 @@ static void print_summary(const struct training *t, const struct moe_train_resul
 		(long long)r->steps, r->seconds, (double)r->tokens / fmax(r->seconds, 1e-9),
 		r->first_loss, r->last_loss);
 	if (isfinite(r->eval_loss))
-		fprintf(to, ", evaluation %.4f", r->eval_loss);
-	fprintf(to, ", peak %.2f GiB\nadapter in %s\n", r->peak_rss_gib, t->output);
+		fprintf(to, ", evaluation %.4f (best %.4f, step %lld)", r->eval_loss, r->best_loss,
+			(long long)r->best_step);
+	fprintf(to, ", peak %.2f GiB\n", r->peak_rss_gib);
+	if (r->skipped)
+		fprintf(to, "%lld steps without an update: loss or gradient was not finite\n",
+			(long long)r->skipped);
+	print_experts(t, to);
+	fprintf(to, "%s%s in %s\n",
+		t->model.info.method == MOE_METHOD_FULL	    ? "model"
+		: t->model.info.method == MOE_METHOD_HYBRID ? "model and adapter"
+							    : "adapter",
+		settings_on(t->s, "load-best") ? " of the best evaluation" : "", t->output);
 }
 
 /* ---- trace ---- */
@@ -390,6 +463,7 @@ static int prepare(struct training *t)
 	rc = rc ? rc : dataset_resolve(t->s);
 	if (!rc && !settings_has(t->s, "data"))
 		rc = cli_fail(CLI_USAGE, "--data FILE... is missing");
+	rc = rc ? rc : check_params(t);
 	rc = rc ? rc : tool_model_check(t->s);
 	rc = rc ? rc : check_output(t);
 	rc = rc ? rc : make_output(t);
@@ -411,6 +485,7 @@ static int run(struct settings *s, int argc, char **argv)
 	undo_output(&t);
 	free(t.data);
 	free(t.eval);
+	free(t.schedule_args);
 	return rc;
 }
 

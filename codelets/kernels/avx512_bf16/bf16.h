@@ -102,6 +102,7 @@ void avx512_bf16_fwd(int m, const struct moe_fwd_seg *seg, int nseg, const uint1
 
 /* bwd.c */
 int avx512_bf16_bwd_columns(int m);
+bool avx512_bf16_bwd_takes(int m, const struct moe_coded_panel *p);
 size_t avx512_bf16_bwd_scratch(int m, int64_t n, int columns);
 void avx512_bf16_bwd(int m, const struct moe_bwd_seg *seg, int nseg, int columns, float *y,
 		     int64_t ldy, enum moe_out out, void *scratch);

@@ -2,10 +2,12 @@
 /*
  * y = g W, 32 columns at a time. Up to BWD_SMALL rows bwd_small.c does it; up to BWD_DECODE the
  * tiles shuffle the raw panels in registers; with more rows the slice is decoded once, into L2.
+ * Quantised slices are decoded in either case: shuffled on the way, they cost no more than reading.
  * A long reduction is cut into blocks of n, so that the slice, its g and the next slice's lines fit
  * into L2 together; sums wait in `partial`, which changes no bit of them.
  */
 #include "codelets/kernels/avx512_bf16/bwd_tiles.h"
+#include "codelets/kernels/avx512_bf16/decode.h"
 
 #define SLICE 32
 #define BLOCK_PART 2176 /* longest part of one segment in a block */
@@ -38,6 +40,7 @@ struct call {
 	float *partial;	   /* [m, 32] */
 	uint16_t *decoded; /* [n/2][32][2] of a block; NULL: shuffle in registers */
 	struct moe_bwd_seg after[MOE_MAX_SEGS]; /* what is read after the last columns */
+	struct moe_coded_slice after_coded[MOE_MAX_SEGS];
 };
 
 static struct block next_block(struct place *at)
@@ -64,8 +67,31 @@ static struct block next_block(struct place *at)
 	return b;
 }
 
+/* Elements between panels, of quantised ones too. */
+static int64_t stride_of(const struct moe_bwd_seg *s)
+{
+	return s->coded ? (int64_t)(s->coded->stride / sizeof(uint16_t)) : s->stride;
+}
+
+static struct moe_coded_panel coded_panel(const struct piece *p, int64_t index)
+{
+	struct moe_coded_panel c = p->seg->coded->first;
+	size_t bytes = (size_t)(p->n0 / 16 + index) * p->seg->coded->stride;
+
+	c.scale += bytes;
+	c.zero += bytes;
+	c.codes += bytes;
+	return c;
+}
+
 static const uint16_t *panel_of(const struct piece *p, int column)
 {
+	if (p->seg->coded) {
+		const struct moe_coded_panel c = coded_panel(p, 0);
+
+		return (const uint16_t *)(const void *)(c.codes + (p->seg->coded->col + column) * 2 *
+								     c.coding->format->bits);
+	}
 	return p->seg->w + p->n0 / 16 * p->seg->stride + 16 * column;
 }
 
@@ -76,26 +102,51 @@ static const uint32_t *words_of(const struct piece *p, int row, int rows)
 	return (const uint32_t *)s->g + (row * s->width + (s->col + p->n0) * rows) / 2;
 }
 
-/* 32 columns of a block, rows paired: what the raw tiles do, once for all rows of y */
-static void decode(const struct block *b, int column, uint16_t *dst)
+/* 32 columns of a plain panel, rows paired */
+INLINE void decode_panel(const uint16_t *w, uint16_t *dst)
 {
 	__m512i order[2] = { _mm512_load_si512(avx512_bf16_rows01),
 			     _mm512_load_si512(avx512_bf16_rows23) };
 
-	for (int p = 0; p < b->count; p++) {
-		int64_t stride = b->piece[p].seg->stride;
-		const uint16_t *w = panel_of(&b->piece[p], column);
+	for (int q = 0; q < 4; q++)
+		for (int h = 0; h < 2; h++, dst += 64) {
+			const uint16_t *d = w + 32 * q;
 
-		for (int n = 0; n < b->piece[p].n; n += 16, w += stride) {
+			_mm512_store_si512(dst, row_pair(d, order[h]));
+			_mm512_store_si512(dst + 32, row_pair(d + 256, order[h]));
+		}
+}
+
+static void decode_coded(const struct piece *p, int column, uint16_t *dst)
+{
+	int64_t k = p->seg->coded->col + column;
+	_Alignas(64) uint16_t plain[SLICE * 16];
+
+	for (int n = 0; n < p->n; n += 16, dst += 16 * SLICE) {
+		struct moe_coded_panel c = coded_panel(p, n / 16);
+
+		avx512_bf16_decode(&c, k, SLICE, plain);
+		decode_panel(plain, dst);
+	}
+}
+
+/* 32 columns of a block, rows paired: what the raw tiles do, once for all rows of y */
+static void decode(const struct block *b, int column, uint16_t *dst)
+{
+	for (int p = 0; p < b->count; p++) {
+		const struct piece *piece = &b->piece[p];
+		int64_t stride = piece->seg->stride;
+		const uint16_t *w = panel_of(piece, column);
+
+		if (piece->seg->coded) {
+			decode_coded(piece, column, dst);
+			dst += piece->n * SLICE;
+			continue;
+		}
+		for (int n = 0; n < piece->n; n += 16, w += stride, dst += 16 * SLICE) {
 			for (int l = 0; l < 16; l++)
 				_mm_prefetch((const char *)(w + 4 * stride) + 64 * l, _MM_HINT_T0);
-			for (int q = 0; q < 4; q++)
-				for (int h = 0; h < 2; h++, dst += 64) {
-					const uint16_t *d = w + 32 * q;
-
-					_mm512_store_si512(dst, row_pair(d, order[h]));
-					_mm512_store_si512(dst + 32, row_pair(d + 256, order[h]));
-				}
+			decode_panel(w, dst);
 		}
 	}
 }
@@ -107,7 +158,7 @@ static void block_tiles(const struct call *c, const struct block *b, int column,
 	for (int t = 0, row = 0, rows; t < c->tiles.count; t++, row += rows) {
 		struct bwd_target to = { first ? NULL : c->partial + row * SLICE,
 					 c->partial + row * SLICE, SLICE, MOE_OUT_STORE };
-		enum bwd_ahead ahead = c->tiles.count == 1 ? BWD_WHOLE
+		enum bwd_ahead ahead = c->tiles.count == 1 ? c->decoded ? BWD_HALF : BWD_WHOLE
 				       : t < 2		   ? BWD_HALF
 							   : BWD_NOTHING;
 		struct bwd_run run[MOE_MAX_SEGS];
@@ -124,7 +175,7 @@ static void block_tiles(const struct call *c, const struct block *b, int column,
 				i < follow->count ? panel_of(&follow->piece[i], next) : w;
 
 			run[i] = (struct bwd_run){ words_of(p, row, rows), c->decoded ? slice : w,
-						   p->seg->stride, p->n,
+						   stride_of(p->seg), p->n,
 						   (const char *)far +
 							   (ahead == BWD_HALF) * t * 512 };
 			slice += c->decoded ? p->n * SLICE : 0;
@@ -162,16 +213,43 @@ static void slice_of(const struct call *c, int column, bool end)
 	}
 }
 
+/* 16 columns of a quantised segment as plain panels */
+static struct moe_bwd_seg plain_columns(const struct moe_bwd_seg *s, int column, uint16_t *dst)
+{
+	struct moe_bwd_seg plain = *s;
+	struct piece p = { s, 0, s->n };
+
+	for (int n = 0; n < s->n; n += 16) {
+		struct moe_coded_panel c = coded_panel(&p, n / 16);
+
+		avx512_bf16_decode(&c, s->coded->col + column, 16, dst + 16 * n);
+	}
+	plain.coded = NULL;
+	plain.w = dst - 16 * column;
+	plain.stride = 256;
+	return plain;
+}
+
 /* The last 16 columns, or the only ones */
 static void thin_slice(const struct call *c, int column)
 {
+	struct moe_bwd_seg seg[MOE_MAX_SEGS];
+	uint16_t *decoded = c->decoded;
+
+	for (int i = 0; i < c->nseg; i++) {
+		seg[i] = c->seg[i];
+		if (seg[i].coded) {
+			seg[i] = plain_columns(c->seg + i, column, decoded);
+			decoded += 16 * seg[i].n;
+		}
+	}
 	for (int t = 0, row = 0, rows; t < c->tiles.count; t++, row += rows) {
 		struct bwd_target to = { NULL, c->y + row * c->ldy + column, c->ldy, c->out };
 		struct bwd_run run[MOE_MAX_SEGS];
 
 		rows = tile_rows(&c->tiles, t);
 		for (int i = 0; i < c->nseg; i++) {
-			struct piece p = { c->seg + i, 0, c->seg[i].n };
+			struct piece p = { seg + i, 0, seg[i].n };
 
 			run[i] = (struct bwd_run){ words_of(&p, row, rows), panel_of(&p, column),
 						   p.seg->stride, p.n, NULL };
@@ -193,14 +271,21 @@ static size_t partial_bytes(int m, int64_t n)
 	return n > BLOCK_PART ? (size_t)m * SLICE * sizeof(float) : 0;
 }
 
+bool avx512_bf16_bwd_takes(int m, const struct moe_coded_panel *p)
+{
+	return m > BWD_SMALL && p->block == DECODE_STEP;
+}
+
 /* Never less for more rows. */
 size_t avx512_bf16_bwd_scratch(int m, int64_t n, int columns)
 {
 	size_t small = (size_t)MOE_MIN(m, BWD_SMALL) * (size_t)columns * sizeof(float);
 	size_t tiles = partial_bytes(m, n);
 
-	if (m >= BWD_DECODE)
-		tiles += (size_t)moe_round_up(MOE_MIN(n, BLOCK_MAX), 16) * SLICE * sizeof(uint16_t);
+	if (m > BWD_SMALL) /* a block, or 16 columns of all */
+		tiles += (size_t)MOE_MAX(moe_round_up(MOE_MIN(n, BLOCK_MAX), 16) * SLICE,
+					 moe_round_up(n, 16) * 16) *
+			 sizeof(uint16_t);
 	return MOE_MAX(small, tiles);
 }
 
@@ -216,6 +301,7 @@ void avx512_bf16_bwd(int m, const struct moe_bwd_seg *seg, int nseg, int columns
 			  .out = out_mode(out, y, ldy),
 			  .partial = scratch };
 	int64_t n = 0;
+	bool coded = false;
 	int column = 0;
 
 	MOE_ASSERT(nseg > 0 && nseg <= MOE_MAX_SEGS);
@@ -226,9 +312,16 @@ void avx512_bf16_bwd(int m, const struct moe_bwd_seg *seg, int nseg, int columns
 	for (int s = 0; s < nseg; s++) {
 		n += seg[s].n;
 		c.after[s] = seg[s];
+		coded |= seg[s].coded != NULL;
+		if (seg[s].coded) {
+			c.after_coded[s] = *seg[s].coded;
+			c.after_coded[s].col += columns;
+			c.after[s].coded = &c.after_coded[s];
+			continue;
+		}
 		c.after[s].w = seg[s].after ? seg[s].after : seg[s].w + 16 * columns;
 	}
-	if (m >= BWD_DECODE)
+	if (m >= BWD_DECODE || coded)
 		c.decoded = (uint16_t *)((char *)scratch + partial_bytes(m, n));
 	for (; column + SLICE <= columns; column += SLICE)
 		slice_of(&c, column, column + 2 * SLICE > columns);

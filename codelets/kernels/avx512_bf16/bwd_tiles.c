@@ -165,10 +165,17 @@ INLINE void thin(const int rows, const struct bwd_run *run, int runs, const stru
 		[12] = raw_12_##ahead                                                              \
 	}
 #define DECODEDS(ahead, lines)                                                                     \
+	DECODED(6, ahead, lines)                                                                   \
+	DECODED(7, ahead, lines)                                                                   \
+	DECODED(8, ahead, lines)                                                                   \
+	DECODED(9, ahead, lines)                                                                   \
+	DECODED(10, ahead, lines)                                                                  \
 	DECODED(11, ahead, lines)                                                                  \
 	DECODED(12, ahead, lines) DECODED(13, ahead, lines) DECODED(14, ahead, lines)
 #define DECODED_NAMES(ahead)                                                                       \
 	{                                                                                          \
+		[6] = decoded_6_##ahead, [7] = decoded_7_##ahead, [8] = decoded_8_##ahead,         \
+		[9] = decoded_9_##ahead, [10] = decoded_10_##ahead,                                \
 		[11] = decoded_11_##ahead, [12] = decoded_12_##ahead, [13] = decoded_13_##ahead,   \
 		[14] = decoded_14_##ahead                                                          \
 	}

@@ -33,7 +33,7 @@ enum bwd_ahead { BWD_NOTHING, BWD_HALF, BWD_WHOLE };
 
 typedef void (*bwd_tile_fn)(const struct bwd_run *run, int runs, const struct bwd_target *t);
 
-/* rows x 32 columns of raw panels (6..12 rows) and of a decoded slice (11..14), by rows */
+/* rows x 32 columns of raw panels (6..12 rows) and of a decoded slice (6..14), by rows */
 extern const bwd_tile_fn avx512_bf16_bwd_raw[3][BWD_ROWS + 1];
 extern const bwd_tile_fn avx512_bf16_bwd_decoded[2][BWD_ROWS + 1];
 /* rows x 16 columns of raw panels (6..14 rows) */

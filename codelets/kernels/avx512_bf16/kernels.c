@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table for AVX-512 with BF16: bf16 operands, f32 sums. */
 #include "codelets/kernels/avx512_bf16/decode.h"
+#include "codelets/kernels/avx512_bf16/ints.h"
 
 static void fence(void)
 {
@@ -34,6 +35,9 @@ const struct moe_tiles moe_tiles_avx512_bf16 = {
 	.lora_pad = 16,
 	.decode = avx512_bf16_decode,
 	.fwd_coded = avx512_bf16_fwd_coded,
+	.ints = avx512_bf16_ints,
+	.int_block = avx512_bf16_int_block,
+	.fwd_ints = avx512_bf16_fwd_ints,
 	.pack_fwd_bf16 = avx512_bf16_pack_fwd_bf16,
 	.pack_fwd = avx512_bf16_pack_fwd,
 	.pack_bwd = avx512_bf16_pack_bwd,
@@ -43,6 +47,7 @@ const struct moe_tiles moe_tiles_avx512_bf16 = {
 	.bwd_columns = avx512_bf16_bwd_columns,
 	.bwd_scratch = avx512_bf16_bwd_scratch,
 	.bwd = avx512_bf16_bwd,
+	.bwd_takes = avx512_bf16_bwd_takes,
 	.pairs = avx512_bf16_pairs,
 	.pairs_bf16 = avx512_bf16_pairs_bf16,
 	.grad = avx512_bf16_grad,

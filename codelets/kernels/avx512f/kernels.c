@@ -1,8 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* For CPUs with AVX-512 and no bf16 dot products: Skylake-SP, Cascade Lake, Ice Lake. */
+#include "codelets/kernels/avx512f/ints.h"
 #include "codelets/kernels/fma/fma.h"
 
-static const struct moe_tiles tiles = { .name = "avx512f", FMA_TILES };
+static const struct moe_tiles tiles = {
+	.name = "avx512f",
+	.ints = avx512f_ints,
+	.int_block = avx512f_int_block,
+	.fwd_ints = avx512f_fwd_ints,
+	FMA_TILES,
+};
 
 #define MOE_TILES tiles
 #include "codelets/kernels/packed/table.h"

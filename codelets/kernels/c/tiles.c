@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Panels: f32 rows as they stand. */
 #include "codelets/kernels/c/c.h"
+#include "codelets/kernels/packed/ints.h"
 #include "codelets/kernels/elementwise/elementwise.h"
 
 static void pack_bf16(int m, const uint16_t *src, int64_t ld, const int32_t *token, int64_t k,
@@ -62,6 +63,8 @@ const struct moe_tiles moe_tiles_c = {
 	.pair_bytes = sizeof(float),
 	.lora_pad = 16,
 	.decode = moe_coded_decode,
+	.int_block = moe_int_block_plain,
+	.fwd_ints = moe_int_forward_plain,
 	.pack_fwd_bf16 = pack_bf16,
 	.pack_fwd = pack,
 	.pack_bwd = pack,

@@ -148,7 +148,7 @@ static void apply(const struct call *c, int m, int n, const float *tile, const u
 	t->pack_bwd(m, tile, MOE_TILE_LD, NULL, n, n, c->s.tile_panel, n, 0);
 	for (int k = 0; k < columns; k += step) {
 		struct moe_bwd_seg seg = { c->s.tile_panel,	    n, 0, n, w + MOE_PACK_N * k,
-					   moe_packed_stride(c->kp), NULL };
+					   moe_packed_stride(c->kp), NULL, NULL };
 
 		t->bwd(m, &seg, 1, MOE_MIN(step, columns - k), sum + k, c->kp,
 		       add ? MOE_OUT_ADD : MOE_OUT_STORE, c->s.bwd);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Quantised weights: packing, decoding in plain C, and what the drivers multiply by. */
 #include "codelets/kernels/packed/coded.h"
+#include "codelets/kernels/packed/ints.h"
 
 #define STEP 8		   /* columns decoded at a time: never split by a group or a block */
 #define PANEL_GAP 128	   /* bytes between panels whose stride is a multiple of 2 KB (layout.h) */
@@ -35,6 +36,8 @@ struct moe_coding moe_coding_of(const struct moe_quantised *q, const struct moe_
 	struct moe_coding c = q->coding;
 
 	c.phase = w->k0 % c.group;
+	if (!c.compute)
+		c.compute = moe_format_compute(c.format);
 	return c;
 }
 
@@ -346,9 +349,19 @@ const uint16_t *moe_forward_panel(const struct moe_tiles *t, const struct moe_we
 }
 
 void moe_forward(const struct moe_tiles *t, int m, const struct moe_weight *W, int64_t index,
-		 struct moe_fwd_seg *seg, int nseg, const uint16_t *next, float *y, int64_t ldy,
+		 const struct moe_int_rows *ints, struct moe_fwd_seg *seg, int nseg, const uint16_t *next, float *y, int64_t ldy,
 		 enum moe_out out, uint16_t *buffer)
 {
+	if (ints) {
+		struct moe_coded_panel p = moe_coded_panel(W, index);
+
+		if (nseg > 1) { /* LoRA first */
+			t->fwd(m, seg + 1, nseg - 1, NULL, y, ldy, MOE_OUT_STORE);
+			out = MOE_OUT_ADD;
+		}
+		t->fwd_ints(ints, &p, (const char *)next, y, ldy, out);
+		return;
+	}
 	if (moe_is_coded(W) && t->fwd_coded) {
 		struct moe_coded_panel p = moe_coded_panel(W, index);
 
@@ -359,9 +372,9 @@ void moe_forward(const struct moe_tiles *t, int m, const struct moe_weight *W, i
 	t->fwd(m, seg, nseg, next, y, ldy, out);
 }
 
-void moe_backward_slice(const struct moe_tiles *t, const struct moe_weight *W, int64_t first,
+void moe_backward_slice(const struct moe_tiles *t, int m, const struct moe_weight *W, int64_t first,
 			int64_t n, int64_t col, int64_t width, uint16_t *buffer,
-			struct moe_bwd_seg *seg)
+			struct moe_coded_slice *slice, struct moe_bwd_seg *seg)
 {
 	struct moe_coded_panel p;
 	int64_t bits, run;
@@ -372,12 +385,17 @@ void moe_backward_slice(const struct moe_tiles *t, const struct moe_weight *W, i
 		seg->stride = moe_packed_stride(moe_round_up(W->k, MOE_PACK_K));
 		return;
 	}
+	p = moe_coded_panel(W, first);
+	stride = moe_coded_layout(&W->coding, W->k).stride;
+	if (n && t->bwd_takes && t->bwd_takes(m, &p)) {
+		*slice = (struct moe_coded_slice){ p, stride, col };
+		seg->coded = slice;
+		return;
+	}
 	width = moe_round_up(width, MOE_PACK_K);
 	seg->w = buffer;
 	seg->stride = moe_packed_stride(width);
 	seg->after = buffer;
-	p = moe_coded_panel(W, first);
-	stride = moe_coded_layout(&W->coding, W->k).stride;
 	bits = W->coding.format->bits;
 	run = MOE_PACK_N * width * bits / 8;
 	for (; n > 0; n -= MOE_PACK_N, buffer += seg->stride) {

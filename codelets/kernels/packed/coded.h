@@ -46,6 +46,12 @@ struct moe_coded_panel {
 	const uint8_t *scale, *zero, *codes;
 };
 struct moe_coded_panel moe_coded_panel(const struct moe_weight *W, int64_t index);
+/* Columns from col on of panels `stride` bytes apart. */
+struct moe_coded_slice {
+	struct moe_coded_panel first;
+	size_t stride;
+	int64_t col;
+};
 /* Scales (or zeros) of a group's 16 rows as f32. */
 void moe_coded_scales(const struct moe_coded_panel *p, int64_t group, float scale[MOE_PACK_N]);
 void moe_coded_zeros(const struct moe_coded_panel *p, int64_t group, float zero[MOE_PACK_N]);
@@ -71,19 +77,20 @@ static inline bool moe_is_coded(const struct moe_weight *W)
  */
 const uint16_t *moe_forward_panel(const struct moe_tiles *t, const struct moe_weight *W,
 				  int64_t index, uint16_t *buffer);
-/* fwd of panel `index`; seg[0].w is set here. */
+/* fwd of panel `index`; seg[0].w is set here. ints: x of seg[0] as moe_int_operand left it, or NULL */
 void moe_forward(const struct moe_tiles *t, int m, const struct moe_weight *W, int64_t index,
-		 struct moe_fwd_seg *seg, int nseg, const uint16_t *next, float *y, int64_t ldy,
+		 const struct moe_int_rows *ints, struct moe_fwd_seg *seg, int nseg, const uint16_t *next, float *y, int64_t ldy,
 		 enum moe_out out, uint16_t *buffer);
 /* What a forward reads after panel `index - 1`: an address to prefetch from. */
 const uint16_t *moe_panel_address(const struct moe_weight *W, int64_t index);
 /*
- * A backward's segment of columns col..col+width of all panels from `first` on (n rows): w and
- * stride are set; quantised weights are decoded into buffer (moe_packed_bytes of [n, width]).
+ * A backward's segment of columns col..col+width of all panels from `first` on (n rows, m of the activations): w and
+ * stride are set. Quantised weights are decoded into buffer (moe_packed_bytes of [n, width]), or described by *slice
+ * where the table decodes them itself.
  */
-void moe_backward_slice(const struct moe_tiles *t, const struct moe_weight *W, int64_t first,
+void moe_backward_slice(const struct moe_tiles *t, int m, const struct moe_weight *W, int64_t first,
 			int64_t n, int64_t col, int64_t width, uint16_t *buffer,
-			struct moe_bwd_seg *seg);
+			struct moe_coded_slice *slice, struct moe_bwd_seg *seg);
 /*
  * How many columns a backward decodes at a time, where `n` rows of weights share the scratch; and
  * the scratch of up to n rows, a multiple of MOE_PACK_N.

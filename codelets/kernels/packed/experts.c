@@ -47,6 +47,7 @@ struct moe_expert_scratch moe_expert_carve(const struct moe_tiles *t, struct moe
 		s.pair[i] = moe_carve(c, M * (size_t)d.r * (size_t)t->pair_bytes);
 	s.weight = moe_carve(c, MOE_MAX((size_t)(MOE_PACK_N * MOE_MAX(d.H, d.I)) * sizeof *s.weight,
 					moe_coded_slice_bytes(MOE_MAX(d.H, 2 * d.I))));
+	s.ints = moe_carve(c, moe_int_bytes(t, m, MOE_MAX(H, I)));
 	s.bwd = moe_carve(c, t->bwd_scratch(m, n, (int)MOE_MAX(MOE_CHUNK, MOE_MAX(d.H, d.I))));
 	return s;
 }
@@ -156,8 +157,8 @@ void moe_packed_expert_gather(const struct moe_tiles *t, moe_to_bf16 *to_bf16,
  */
 static void project(const struct moe_tiles *t, const struct moe_expert_rows *w,
 		    const struct moe_widths *d, const struct moe_expert_scratch *s, int r,
-		    const struct moe_weight *weight, const void *b, int64_t u_col, int64_t col,
-		    int count, const uint16_t *next, float *out)
+		    const struct moe_weight *weight, const struct moe_int_rows *ints, const void *b,
+		    int64_t u_col, int64_t col, int count, const uint16_t *next, float *out)
 {
 	for (int i = 0; i < count; i++, out += (size_t)w->m * MOE_PACK_N) {
 		int64_t panel = col / MOE_PACK_N + i;
@@ -168,7 +169,7 @@ static void project(const struct moe_tiles *t, const struct moe_expert_rows *w,
 
 		if (r)
 			seg[1].w = moe_at(b, panel * d->stride_r);
-		moe_forward(t, w->m, weight, panel, seg, r ? 2 : 1,
+		moe_forward(t, w->m, weight, panel, ints, seg, r ? 2 : 1,
 			    i + 1 < count ? moe_panel_address(weight, panel + 1) : next, out,
 			    MOE_PACK_N, MOE_OUT_STORE, s->weight);
 	}
@@ -177,14 +178,15 @@ static void project(const struct moe_tiles *t, const struct moe_expert_rows *w,
 /* gate, up and h of `count` panels of 16 columns; next: what is read then */
 static void gate_up_panels(const struct moe_tiles *t, const struct moe_expert *e,
 			   const struct moe_expert_rows *w, const struct moe_widths *d,
-			   const struct moe_expert_scratch *s, int64_t col, int count,
-			   const uint16_t *next)
+			   const struct moe_expert_scratch *s, const struct moe_int_rows *ints,
+			   int64_t col, int count, const uint16_t *next)
 {
 	const uint16_t *up = moe_panel_address(&e->up, col / MOE_PACK_N);
 	size_t step = (size_t)w->m * MOE_PACK_N;
 
-	project(t, w, d, s, e->r, &e->gate, e->gate_b_packed, 0, col, count, up, s->step);
-	project(t, w, d, s, e->r, &e->up, e->up_b_packed, d->ra - d->r, col, count, next, s->ups);
+	project(t, w, d, s, e->r, &e->gate, ints, e->gate_b_packed, 0, col, count, up, s->step);
+	project(t, w, d, s, e->r, &e->up, moe_int_alike(&e->gate, &e->up) ? ints : NULL, e->up_b_packed,
+		d->ra - d->r, col, count, next, s->ups);
 	for (int i = 0; i < count; i++, col += MOE_PACK_N) {
 		struct moe_swiglu_rows kept = moe_kept_rows(w, col);
 		float *g = s->step + (size_t)i * step;
@@ -233,6 +235,7 @@ void moe_packed_expert_gate_up(const struct moe_tiles *t, const struct moe_exper
 	struct moe_expert_scratch s = moe_expert_scratch_of(t, e, w, scratch);
 	int64_t first = (int64_t)c0 * MOE_CHUNK;
 	int64_t last = MOE_MIN((int64_t)c1 * MOE_CHUNK, moe_round_up(w->I, MOE_PACK_N));
+	const struct moe_int_rows *ints = moe_int_operand(t, w->m, &e->gate, w->panel, d.H, s.ints);
 	int run = panels_at_once(w->m);
 
 	for (int c = c0; c < c1; c++) {
@@ -244,7 +247,7 @@ void moe_packed_expert_gate_up(const struct moe_tiles *t, const struct moe_exper
 		for (int64_t col = begin; col < end; col += (int64_t)run * MOE_PACK_N) {
 			int count = (int)MOE_MIN(run, (end - col) / MOE_PACK_N);
 
-			gate_up_panels(t, e, w, &d, &s, col, count,
+			gate_up_panels(t, e, w, &d, &s, ints, col, count,
 				       panel_after(&e->gate, e->next ? &e->next->gate : NULL,
 						   col + count * MOE_PACK_N, last, first));
 		}
@@ -277,6 +280,7 @@ void moe_packed_expert_down(const struct moe_tiles *t, const struct moe_expert *
 	struct moe_expert_scratch s = moe_expert_scratch_of(t, e, w, scratch);
 	int64_t begin = (int64_t)c0 * MOE_CHUNK;
 	int64_t end = MOE_MIN((int64_t)c1 * MOE_CHUNK, moe_round_up(w->H, MOE_PACK_N));
+	const struct moe_int_rows *ints = moe_int_operand(t, w->m, &e->down, w->h, d.I, s.ints);
 
 	if (e->r) {
 		moe_sum_chunks(moe_chunk_count(w->I), w->part_rows, w->m, d.r, w->v_part, s.thin);
@@ -292,7 +296,7 @@ void moe_packed_expert_down(const struct moe_tiles *t, const struct moe_expert *
 
 		if (e->r)
 			seg[1].w = moe_at(e->down_b_packed, n / MOE_PACK_N * d.stride_r);
-		moe_forward(t, w->m, &e->down, n / MOE_PACK_N, seg, e->r ? 2 : 1,
+		moe_forward(t, w->m, &e->down, n / MOE_PACK_N, ints, seg, e->r ? 2 : 1,
 			    panel_after(&e->down, e->next ? &e->next->down : NULL, n + MOE_PACK_N, end, begin),
 			    w->y + n, d.H, moe_rows_out(w->m), s.weight);
 	}

@@ -3,7 +3,7 @@
 #ifndef MOE_CODELETS_KERNELS_PACKED_EXPERTS_H
 #define MOE_CODELETS_KERNELS_PACKED_EXPERTS_H
 
-#include "codelets/kernels/packed/coded.h"
+#include "codelets/kernels/packed/ints.h"
 #include "codelets/kernels/packed/packed.h"
 #include "codelets/kernels/packed/scratch.h"
 
@@ -28,6 +28,7 @@ struct moe_expert_scratch {
 	void *thin_panel; /* [m, 2 r'] panel elements */
 	void *pair[5];	  /* pair arrays: [m, MOE_CHUNK], [m, MOE_GRAD_STRIP], [m, r'] x 3 */
 	uint16_t *weight; /* decoded weights: a panel, or a slice of down, or of gate and up */
+	void *ints; /* x or h as integers */
 	void *bwd;
 };
 

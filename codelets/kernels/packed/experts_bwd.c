@@ -53,7 +53,7 @@ void moe_packed_expert_scatter(const struct moe_tiles *t, const struct moe_exper
 	for (int64_t j = 0; e->r && j < d.r; j += t->lora_pad) {
 		struct moe_bwd_seg seg = {
 			w->panel,  d.H, 0, (int)n, moe_at(e->down_b_packed, MOE_PACK_N * j),
-			d.stride_r, NULL
+			d.stride_r, NULL, NULL
 		};
 
 		t->bwd(w->m, &seg, 1, t->lora_pad, w->z + j, d.r, MOE_OUT_STORE, s.bwd);
@@ -186,14 +186,15 @@ static void hidden_gradient(const struct down_bwd *b, int64_t col, int width)
 	const struct moe_expert_rows *w = b->w;
 	const struct moe_expert_scratch *s = &b->s;
 	int64_t n = moe_round_up(w->H, MOE_PACK_N);
+	struct moe_coded_slice slice;
 	struct moe_bwd_seg seg[2] = {
 		{ w->panel, b->d.H, 0, (int)n, NULL, 0,
 		  columns_after(&b->e->down, next ? &next->down : NULL, col, width, b->end,
-				b->first) },
-		{ s->thin_panel, b->d.r, 0, (int)b->d.thin, NULL, b->d.stride_i, NULL },
+				b->first), NULL },
+		{ s->thin_panel, b->d.r, 0, (int)b->d.thin, NULL, b->d.stride_i, NULL, NULL },
 	};
 
-	moe_backward_slice(b->t, &b->e->down, 0, n, col, width, s->weight, &seg[0]);
+	moe_backward_slice(b->t, w->m, &b->e->down, 0, n, col, width, s->weight, &slice, &seg[0]);
 	if (b->e->r)
 		seg[1].w = moe_at(b->e->down_a_packed, MOE_PACK_N * col);
 	b->t->bwd(w->m, seg, moe_lora_fused(b->e, w) ? 2 : 1, width, s->step, width, MOE_OUT_STORE,
@@ -275,6 +276,7 @@ static void thin_backward(const struct down_bwd *b, int c, int64_t begin, int64_
 					   (int)(end - begin),
 					   moe_at(b->e->gate_b_packed, at),
 					   b->d.stride_r,
+					   NULL,
 					   NULL };
 
 		b->t->bwd(w->m, &seg, 1, b->t->lora_pad, part + j, 2 * r, MOE_OUT_STORE, b->s.bwd);
@@ -456,20 +458,22 @@ void moe_packed_expert_gate_up_bwd(const struct moe_tiles *t, const struct moe_e
 	}
 	for (int64_t k = begin; k < end; k += step) {
 		int width = (int)MOE_MIN(step, end - k);
+		struct moe_coded_slice slice[2];
 		struct moe_bwd_seg seg[4] = {
 			{ w->dgate, d.I, 0, (int)n, NULL, 0,
 			  columns_after(&e->gate, e->next ? &e->next->gate : NULL, k, width, end,
-					begin) },
+					begin), NULL },
 			{ w->dup, d.I, 0, (int)n, NULL, 0,
 			  columns_after(&e->up, e->next ? &e->next->up : NULL, k, width, end,
-					begin) },
-			{ s.thin_panel, 2 * d.r, 0, (int)d.thin, NULL, d.stride_h, NULL },
-			{ s.thin_panel, 2 * d.r, (int)d.r, (int)d.thin, NULL, d.stride_h, NULL },
+					begin), NULL },
+			{ s.thin_panel, 2 * d.r, 0, (int)d.thin, NULL, d.stride_h, NULL, NULL },
+			{ s.thin_panel, 2 * d.r, (int)d.r, (int)d.thin, NULL, d.stride_h, NULL, NULL },
 		};
 
-		moe_backward_slice(t, &e->gate, 0, n, k, width, s.weight, &seg[0]);
-		moe_backward_slice(t, &e->up, 0, n, k, width,
-				   s.weight + n / MOE_PACK_N * moe_packed_stride(step), &seg[1]);
+		moe_backward_slice(t, w->m, &e->gate, 0, n, k, width, s.weight, &slice[0], &seg[0]);
+		moe_backward_slice(t, w->m, &e->up, 0, n, k, width,
+				   s.weight + n / MOE_PACK_N * moe_packed_stride(step), &slice[1],
+				   &seg[1]);
 		if (fused) {
 			seg[2].w = moe_at(e->gate_a_packed, MOE_PACK_N * k);
 			seg[3].w = moe_at(e->up_a_packed, MOE_PACK_N * k);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Dense layers on packed weights. LoRA matrices are packed per call: for a token block that is
  * nothing. */
-#include "codelets/kernels/packed/coded.h"
+#include "codelets/kernels/packed/ints.h"
 #include "codelets/kernels/packed/packed.h"
 #include "codelets/kernels/packed/scratch.h"
 
@@ -18,6 +18,7 @@ struct linear_scratch {
 	void *pair_x, *pair_dy, *pair_thin; /* pair arrays of one strip each, and of rp */
 	uint16_t *weight; /* a decoded panel or slice */
 	float *masked;	  /* [m, k] under dropout */
+	void *ints;	  /* x as integers */
 	void *bwd;
 };
 
@@ -42,6 +43,7 @@ static struct linear_scratch carve(const struct moe_tiles *t, struct moe_carver 
 	s.pair_thin = moe_carve(c, M * (size_t)rp * (size_t)t->pair_bytes);
 	s.weight = moe_carve(c, MOE_MAX((size_t)(MOE_PACK_N * kp) * sizeof *s.weight, moe_coded_slice_bytes(np)));
 	s.masked = moe_carve(c, r ? M * (size_t)k * sizeof(float) : 0);
+	s.ints = moe_carve(c, moe_int_bytes(t, m, k));
 	s.bwd = moe_carve(c, t->bwd_scratch(m, np + rp, (int)MOE_MAX(MOE_CHUNK, kp)));
 	return s;
 }
@@ -107,6 +109,7 @@ void moe_packed_linear(const struct moe_tiles *t, moe_pack_rows *pack, int m,
 	int r = lora ? lora->r : 0;
 	int64_t rp = moe_round_up(r, t->lora_pad);
 	struct moe_carver c = { .base = scratch };
+	const struct moe_int_rows *ints;
 	struct linear_scratch s;
 
 	if (exact(W)) {
@@ -127,6 +130,7 @@ void moe_packed_linear(const struct moe_tiles *t, moe_pack_rows *pack, int m,
 	}
 	if (!r || drops(lora))
 		t->pack_fwd(m, x, ldx, NULL, W->k, kp, s.panel, kp, 0);
+	ints = moe_int_operand(t, m, W, s.panel, kp, s.ints);
 	for (int64_t n = n0; n < n1; n += MOE_PACK_N) {
 		int64_t index = n / MOE_PACK_N;
 		struct moe_fwd_seg seg[2] = {
@@ -136,7 +140,7 @@ void moe_packed_linear(const struct moe_tiles *t, moe_pack_rows *pack, int m,
 		int64_t width = MOE_MIN(MOE_PACK_N, n1 - n);
 		bool whole = width == MOE_PACK_N;
 
-		moe_forward(t, m, W, index, seg, r ? 2 : 1,
+		moe_forward(t, m, W, index, ints, seg, r ? 2 : 1,
 			    n + MOE_PACK_N < n1 ? moe_panel_address(W, index + 1) : NULL,
 			    whole ? y + (n - n0) : s.tile, whole ? ldy : MOE_PACK_N, MOE_OUT_STORE, s.weight);
 		for (int i = 0; !whole && i < m; i++)
@@ -154,7 +158,7 @@ static void thin_bwd(const struct moe_tiles *t, int m, int64_t np, const struct 
 
 	for (int64_t j = 0; j < rp; j += t->lora_pad) {
 		struct moe_bwd_seg seg = {
-			s->panel, np, 0, (int)np, s->b + MOE_PACK_N * j, moe_packed_stride(rp), NULL
+			s->panel, np, 0, (int)np, s->b + MOE_PACK_N * j, moe_packed_stride(rp), NULL, NULL
 		};
 
 		t->bwd(m, &seg, 1, t->lora_pad, s->z + j, rp, MOE_OUT_STORE, s->bwd);
@@ -184,7 +188,7 @@ static void add_dropped(const struct moe_tiles *t, int m, int64_t k, const struc
 	for (int64_t j = 0; j < kp; j += step) {
 		int width = (int)MOE_MIN(step, kp - j);
 		struct moe_bwd_seg seg = { s->thin, rp, 0, (int)moe_round_up(lora->r, MOE_PACK_N),
-					   s->a + MOE_PACK_N * j, moe_packed_stride(kp), NULL };
+					   s->a + MOE_PACK_N * j, moe_packed_stride(kp), NULL, NULL };
 
 		t->bwd(m, &seg, 1, width, s->tile, width, MOE_OUT_STORE, s->bwd);
 		for (int i = 0; i < m; i++) {
@@ -228,14 +232,15 @@ void moe_packed_linear_bwd(const struct moe_tiles *t, moe_pack_rows *pack, int m
 		int width = (int)MOE_MIN(step, kp - k);
 		int64_t inside = MOE_MIN(width, W->k - k);
 		struct moe_bwd_seg seg[2] = {
-			{ s.panel, np, 0, (int)np, NULL, 0, NULL },
+			{ s.panel, np, 0, (int)np, NULL, 0, NULL, NULL },
 			{ s.thin, rp, 0, (int)moe_round_up(r, MOE_PACK_N), s.a + MOE_PACK_N * k,
-			  moe_packed_stride(kp), NULL },
+			  moe_packed_stride(kp), NULL, NULL },
 		};
 		bool whole = inside == width;
+		struct moe_coded_slice slice;
 		enum moe_out out = accumulate && whole ? MOE_OUT_ADD : MOE_OUT_STORE;
 
-		moe_backward_slice(t, W, 0, np, k, width, s.weight, &seg[0]);
+		moe_backward_slice(t, m, W, 0, np, k, width, s.weight, &slice, &seg[0]);
 		if (k + step >= kp)
 			seg[0].after = seg[0].w;
 		t->bwd(m, seg, fused ? 2 : 1, width, whole ? dx + k : s.tile, whole ? lddx : width, out,

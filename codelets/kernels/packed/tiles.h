@@ -49,6 +49,10 @@ static inline enum moe_out moe_rows_out(int m)
 	return m <= MOE_CACHED_ROWS ? MOE_OUT_STORE : MOE_OUT_STREAM;
 }
 
+struct moe_coded_panel;
+struct moe_coded_slice;
+struct moe_int_rows;
+
 /* One run of columns of x times the same columns of one weight panel. */
 struct moe_fwd_seg {
 	const void *x;	   /* forward panel [m, width] */
@@ -67,6 +71,7 @@ struct moe_bwd_seg {
 	int64_t stride;	   /* elements between panels */
 	const uint16_t *after; /* of the same n and stride, read next: prefetched while there are rows
 				  enough. NULL: the following columns */
+	const struct moe_coded_slice *coded; /* quantised, instead of w (where bwd_takes says so); NULL: plain */
 };
 #define MOE_MAX_SEGS 4
 #define MOE_LONG_ROWS 3
@@ -78,8 +83,6 @@ struct moe_swiglu_rows {
 	uint16_t *gate, *up; /* 16 columns of each row; 32-byte aligned */
 	const float *weight; /* [m] routing weight (backward) */
 };
-
-struct moe_coded_panel;
 
 struct moe_tiles {
 	const char *name;
@@ -98,6 +101,19 @@ struct moe_tiles {
 	 */
 	bool (*fwd_coded)(int m, const struct moe_coded_panel *p, const struct moe_fwd_seg *seg,
 			  int nseg, float *y, int64_t ldy, enum moe_out out);
+
+	/*
+	 * Integer dot products (packed/ints.h); NULL: none. ints: the CPU has what they take; NULL: it has. All tables
+	 * have the bits of moe_int_block_plain and moe_int_forward_plain.
+	 *
+	 * int_block: `rows` rows of x, n columns (32 or 64), as integers of one block: sum [rows * planes], scale [rows].
+	 * fwd_ints: y[m, 16] of one panel; next: what is read then, or NULL.
+	 */
+	bool (*ints)(void);
+	void (*int_block)(int rows, int planes, int n, const float *x, int64_t ld, int8_t *q,
+			  int32_t *sum, float *scale);
+	void (*fwd_ints)(const struct moe_int_rows *x, const struct moe_coded_panel *p,
+			 const char *next, float *y, int64_t ldy, enum moe_out out);
 
 	/* ---- panels ---- */
 	/*
@@ -138,6 +154,9 @@ struct moe_tiles {
 	/* y[m, columns] = sum over segments of g W; columns a multiple of 16 */
 	void (*bwd)(int m, const struct moe_bwd_seg *seg, int nseg, int columns, float *y,
 		    int64_t ldy, enum moe_out out, void *scratch);
+
+	/* bwd of m rows decodes such panels itself, with the bits of decode. NULL: never. */
+	bool (*bwd_takes)(int m, const struct moe_coded_panel *p);
 
 	/* ---- gradients: sums over the m rows ---- */
 	/*

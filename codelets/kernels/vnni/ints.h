@@ -1,0 +1,376 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Integer dot products (packed/ints.h) on AVX-512 with VNNI: 64 bytes of weights are 16 rows n x 4 k, x is 4 bytes of
+ * one row, broadcast from memory. Included once each by the folders of tables whose CPUs may have VNNI, in a file of
+ * its own that begins with the target pragma; the caller asks int_supported.
+ */
+#ifndef MOE_CODELETS_KERNELS_VNNI_INTS_H
+#define MOE_CODELETS_KERNELS_VNNI_INTS_H
+
+#include "codelets/kernels/packed/ints.h"
+
+#include <immintrin.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define NOINLINE static __attribute__((noinline))
+#ifndef INT_HINT
+#define INT_HINT _MM_HINT_T0
+#endif
+#ifndef INT_AHEAD
+#define INT_AHEAD 8192
+#endif
+// /* bytes from a read to its prefetch where one tile takes all rows */
+
+/*
+ * sum[lane] += products of 4 unsigned bytes of w and 4 signed ones of x. As asm, because gcc 12 spills around the
+ * intrinsic and broadcasts by an instruction of its own.
+ */
+#define INT_DOT(sum, w, x)                                                                         \
+	__asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(x))
+
+struct int_tile {
+	const struct moe_int_rows *x;
+	const struct moe_coded_panel *p;
+	const int32_t *q, *start;
+	const float *scale, *sum;
+	const char *ahead; /* prefetched at the pace of reading: a line for each of codes, then one per block up to the panel's stride */
+	int extra;
+	float *y;
+	int64_t ldy;
+	enum moe_out out;
+};
+
+/* Scales (and zeros, in units of u) of a panel, in locals: loops read them once per block. */
+struct int_scale {
+	const struct moe_coded_panel *p;
+	const uint8_t *scale, *zero;
+	enum moe_dtype dtype;
+	bool late, zeros; /* one scale per row: applied at the end; there are zeros */
+	float per_unit;
+};
+
+INLINE struct int_scale int_scale_of(const struct int_tile *t)
+{
+	const struct moe_coded_panel *p = t->p;
+
+	return (struct int_scale){ p,
+				   p->scale,
+				   p->zero,
+				   p->coding->scale,
+				   p->groups == 1,
+				   p->coding->zero,
+				   1 / t->x->codes.unit };
+}
+
+INLINE __m512 int_scales(const struct int_scale *s, int64_t group)
+{
+	_Alignas(64) float rare[16];
+	__m512i b, less;
+
+	if (s->dtype == MOE_BF16)
+		return _mm512_castsi512_ps(_mm512_slli_epi32(
+			_mm512_cvtepu16_epi32(
+				_mm256_loadu_si256((const __m256i *)(s->scale + group * 32))),
+			16));
+	if (s->dtype == MOE_F32)
+		return _mm512_loadu_ps(s->scale + group * 64);
+	if (s->dtype == MOE_F16)
+		return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(s->scale + group * 32)));
+	b = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(s->scale + group * 16)));
+	less = _mm512_sub_epi32(b, _mm512_set1_epi32(1));
+	if (__builtin_expect(_mm512_cmplt_epu32_mask(less, _mm512_set1_epi32(254)) == 0xffff, 1))
+		return _mm512_castsi512_ps(_mm512_slli_epi32(b, 23));
+	moe_coded_scales(s->p, group, rare); /* 0 is subnormal, 255 NaN */
+	return _mm512_load_ps(rare);
+}
+
+INLINE __m512 int_zeros(const struct int_scale *s, int64_t group)
+{
+	__m512i z = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(s->zero + group * 16)));
+
+	return _mm512_mul_ps(_mm512_cvtepi32_ps(z), _mm512_set1_ps(s->per_unit));
+}
+
+INLINE void int_put(float *y, __m512 v, enum moe_out out)
+{
+	if (out == MOE_OUT_STREAM)
+		_mm512_stream_ps(y, v);
+	else
+		_mm512_storeu_ps(y, out == MOE_OUT_ADD ? _mm512_add_ps(_mm512_loadu_ps(y), v) : v);
+}
+
+/* 8 columns of the 16 rows as unsigned bytes, 4 columns each */
+INLINE void int_weights(const enum moe_int_kind kind, __m512i table, const uint8_t *codes,
+			__m512i w[2])
+{
+	const __m512i low = _mm512_set1_epi8(15);
+
+	if (kind == MOE_INT_BYTES) {
+		w[0] = _mm512_xor_si512(_mm512_load_si512(codes), table);
+		w[1] = _mm512_xor_si512(_mm512_load_si512(codes + 64), table);
+		return;
+	}
+	w[0] = _mm512_and_si512(_mm512_load_si512(codes), low);
+	w[1] = _mm512_and_si512(_mm512_srli_epi16(_mm512_load_si512(codes), 4), low);
+	if (kind == MOE_INT_TABLE) {
+		w[0] = _mm512_shuffle_epi8(table, w[0]);
+		w[1] = _mm512_shuffle_epi8(table, w[1]);
+	}
+}
+
+/* The last sums of a block, in f32: f += scale x (sums - zero x sum of q) [x weights' scales] */
+INLINE void int_end(const int rows, const int planes, const bool two, __m512i a[2][MOE_INT_ROWS],
+		    const struct int_scale *w, int64_t group, const float *scale, const float *sum,
+		    __m512 f[MOE_INT_ROWS])
+{
+	__m512 e[MOE_INT_ROWS];
+
+#pragma GCC unroll 12
+	for (int i = 0; i < rows; i++) {
+		__m512i s = a[0][i];
+
+		if (two)
+			s = _mm512_add_epi32(s, a[1][i]);
+		if (planes == 2) {
+			s = _mm512_add_epi32(_mm512_slli_epi32(s, 7), a[0][rows + i]);
+			if (two)
+				s = _mm512_add_epi32(s, a[1][rows + i]);
+		}
+		e[i] = _mm512_cvtepi32_ps(s);
+	}
+	if (w->zeros) {
+		__m512 z = int_zeros(w, group);
+
+#pragma GCC unroll 12
+		for (int i = 0; i < rows; i++)
+			e[i] = _mm512_fnmadd_ps(z, _mm512_set1_ps(sum[i]), e[i]);
+	}
+	if (!w->late) {
+		__m512 s = int_scales(w, group);
+
+#pragma GCC unroll 12
+		for (int i = 0; i < rows; i++)
+			e[i] = _mm512_mul_ps(e[i], s);
+	}
+#pragma GCC unroll 12
+	for (int i = 0; i < rows; i++)
+		f[i] = _mm512_fmadd_ps(e[i], _mm512_set1_ps(scale[i]), f[i]);
+}
+
+/* A few rows have too few sums to hide the latency: two sets of them take turns. */
+INLINE void int_rows(const int rows, const int planes, const enum moe_int_kind kind,
+		     const struct int_tile *t)
+{
+	const int v = rows * planes, step = kind == MOE_INT_BYTES ? 128 : 64;
+	const bool two = v <= 4;
+	const struct moe_int_rows *x = t->x;
+	const struct int_scale scales = int_scale_of(t);
+	const uint8_t *codes = t->p->codes;
+	const int32_t *q = t->q, *start = t->start;
+	const float *scale = t->scale, *sum = t->sum;
+	const char *ahead = t->ahead;
+	const int64_t group_steps = t->p->coding->group / 8, last = t->p->groups - 1;
+	const int block = x->block / 8;
+	int64_t group = 0, left = (t->p->coding->group - t->p->coding->phase) / 8;
+	int extra = t->extra, steps = (int)(x->k / 8);
+	__m512i table = kind == MOE_INT_TABLE ? _mm512_broadcast_i32x4(_mm_loadu_si128(
+							(const __m128i *)x->codes.table))
+					      : _mm512_set1_epi8((char)0x80);
+	__m512 f[MOE_INT_ROWS], w;
+
+#pragma GCC unroll 12
+	for (int i = 0; i < rows; i++)
+		f[i] = _mm512_setzero_ps();
+	for (; steps > 0; steps -= block) {
+		__m512i a[2][MOE_INT_ROWS];
+		const uint8_t *end = codes + MOE_MIN(block, steps) * step;
+
+#pragma GCC unroll 12
+		for (int i = 0; i < v; i++) {
+			a[0][i] = _mm512_set1_epi32(start[i]);
+			a[1][i] = _mm512_setzero_si512();
+		}
+		while (codes < end) {
+			__m512i b[2];
+
+			int_weights(kind, table, codes, b);
+			_mm_prefetch(ahead, INT_HINT);
+			if (step == 128)
+				_mm_prefetch(ahead + 64, INT_HINT);
+#pragma GCC unroll 12
+			for (int i = 0; i < v; i++)
+				INT_DOT(a[0][i], b[0], q[i]);
+#pragma GCC unroll 12
+			for (int i = 0; i < v; i++)
+				INT_DOT(a[two][i], b[1], q[v + i]);
+			q += 2 * v;
+			codes += step;
+			ahead += step;
+		}
+		int_end(rows, planes, two, a, &scales, group, scale, sum, f);
+		start += v;
+		scale += rows;
+		sum += rows;
+		left -= block;
+		if (left <= 0 && group < last) {
+			group++;
+			left += group_steps;
+		}
+		if (extra-- > 0) {
+			_mm_prefetch(ahead, INT_HINT);
+			ahead += 64;
+		}
+	}
+	w = scales.late ? int_scales(&scales, 0) : _mm512_set1_ps(1);
+#pragma GCC unroll 12
+	for (int i = 0; i < rows; i++)
+		int_put(t->y + i * t->ldy, _mm512_mul_ps(f[i], w), t->out);
+}
+
+typedef void (*int_fn)(const struct int_tile *t);
+
+#define INT_TILE(kind, planes, rows)                                                               \
+	NOINLINE void int_##kind##_##planes##_##rows(const struct int_tile *t)                     \
+	{                                                                                          \
+		int_rows(rows, planes, MOE_INT_##kind, t);                                         \
+	}
+#define INT_TILES(kind)                                                                            \
+	INT_TILE(kind, 1, 1)                                                                       \
+	INT_TILE(kind, 1, 2)                                                                       \
+	INT_TILE(kind, 1, 3)                                                                       \
+	INT_TILE(kind, 1, 4)                                                                       \
+	INT_TILE(kind, 1, 5)                                                                       \
+	INT_TILE(kind, 1, 6)                                                                       \
+	INT_TILE(kind, 1, 7)                                                                       \
+	INT_TILE(kind, 1, 8)                                                                       \
+	INT_TILE(kind, 1, 9)                                                                       \
+	INT_TILE(kind, 1, 10)                                                                      \
+	INT_TILE(kind, 1, 11)                                                                      \
+	INT_TILE(kind, 1, 12)                                                                      \
+	INT_TILE(kind, 2, 1)                                                                       \
+	INT_TILE(kind, 2, 2)                                                                       \
+	INT_TILE(kind, 2, 3)                                                                       \
+	INT_TILE(kind, 2, 4)                                                                       \
+	INT_TILE(kind, 2, 5)                                                                       \
+	INT_TILE(kind, 2, 6)
+#define INT_NAMES(kind)                                                                            \
+	{                                                                                          \
+		{ NULL, int_##kind##_1_1, int_##kind##_1_2, int_##kind##_1_3, int_##kind##_1_4,    \
+		  int_##kind##_1_5, int_##kind##_1_6, int_##kind##_1_7, int_##kind##_1_8,          \
+		  int_##kind##_1_9, int_##kind##_1_10, int_##kind##_1_11, int_##kind##_1_12 },     \
+			{ NULL, int_##kind##_2_1, int_##kind##_2_2, int_##kind##_2_3,              \
+			  int_##kind##_2_4, int_##kind##_2_5, int_##kind##_2_6 }                   \
+	}
+
+INT_TILES(BYTES)
+INT_TILES(NIBBLES)
+INT_TILES(TABLE)
+
+static const int_fn int_tiles[3][2][MOE_INT_ROWS + 1] = { INT_NAMES(BYTES), INT_NAMES(NIBBLES),
+							  INT_NAMES(TABLE) };
+
+static void int_forward(const struct moe_int_rows *x, const struct moe_coded_panel *p,
+			const char *next, float *y, int64_t ldy, enum moe_out out)
+{
+	const char *codes = (const char *)p->codes;
+	int64_t head = p->codes - p->scale;
+	int first, rows;
+
+	if (out == MOE_OUT_STREAM && ((uintptr_t)y % 64 || ldy % 16))
+		out = MOE_OUT_STORE;
+	for (int i = 0; (rows = moe_int_tile(x, i, &first)) > 0; i++) {
+		struct int_tile t = { x,
+				      p,
+				      (const int32_t *)(const void *)(x->q + (int64_t)first * x->planes * x->k),
+				      x->start + first * x->planes * x->blocks,
+				      x->scale + first * x->blocks,
+				      x->sum + first * x->blocks,
+				      codes,
+				      0,
+				      y + first * ldy,
+				      ldy,
+				      out };
+
+		if (rows == x->m || (i == 0 && next)) {
+			t.ahead = rows == x->m ? (const char *)p->scale + INT_AHEAD : next - head;
+			t.extra = (int)(head / 64);
+		}
+		int_tiles[x->codes.kind][x->planes - 1][rows](&t);
+	}
+}
+
+/* ---- rows of x as integers ---- */
+
+/* 16 integers as bytes, the dwords v apart */
+INLINE void int_store(int32_t *q, int v, __m512i all)
+{
+	__m128i b = _mm512_cvtepi32_epi8(all);
+
+	q[0] = _mm_extract_epi32(b, 0);
+	q[v] = _mm_extract_epi32(b, 1);
+	q[2 * v] = _mm_extract_epi32(b, 2);
+	q[3 * v] = _mm_extract_epi32(b, 3);
+}
+
+INLINE float int_largest(int n, const float *x)
+{
+	const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+	__m512i most = _mm512_setzero_si512();
+	int32_t bits;
+	float largest;
+
+	for (int k = 0; k < n; k += 16) /* as integers: NaN is the largest */
+		most = _mm512_max_epi32(most,
+					_mm512_and_si512(_mm512_loadu_si512(x + k), magnitude));
+	bits = _mm512_reduce_max_epi32(most);
+	memcpy(&largest, &bits, sizeof largest);
+	return largest;
+}
+
+static void int_block(int rows, int planes, int n, const float *x, int64_t ld, int8_t *bytes,
+		      int32_t *sum, float *scale)
+{
+	float limit = planes == 2 ? MOE_INT_LARGEST2 : MOE_INT_LARGEST;
+	int v = rows * planes;
+
+	for (int i = 0; i < rows; i++, x += ld) {
+		float largest = int_largest(n, x);
+		__m512 inverse = _mm512_set1_ps(largest > MOE_INT_TINY ? limit / largest : 0);
+		__m512i low = _mm512_setzero_si512(), high = low;
+		int32_t *q = (int32_t *)(void *)bytes + i;
+
+		scale[i] = largest * (1 / limit);
+		for (int k = 0; k < n; k += 16, q += 4 * v) {
+			__m512i all = _mm512_cvtps_epi32(
+				_mm512_mul_ps(_mm512_loadu_ps(x + k), inverse));
+
+			if (planes == 2) {
+				__m512i hi = _mm512_srai_epi32(
+					_mm512_add_epi32(all, _mm512_set1_epi32(64)), 7);
+
+				int_store(q, v, hi);
+				high = _mm512_add_epi32(high, hi);
+				all = _mm512_sub_epi32(all, _mm512_slli_epi32(hi, 7));
+			}
+			int_store(planes == 2 ? q + rows : q, v, all);
+			low = _mm512_add_epi32(low, all);
+		}
+		if (planes == 2)
+			sum[i] = _mm512_reduce_add_epi32(high);
+		sum[planes == 2 ? rows + i : i] = _mm512_reduce_add_epi32(low);
+	}
+}
+
+static bool int_supported(void)
+{
+	static int known; /* 1: no, 2: yes; every thread finds the same */
+
+	if (!__atomic_load_n(&known, __ATOMIC_RELAXED)) {
+		__builtin_cpu_init();
+		__atomic_store_n(&known, __builtin_cpu_supports("avx512vnni") ? 2 : 1,
+				 __ATOMIC_RELAXED);
+	}
+	return __atomic_load_n(&known, __ATOMIC_RELAXED) == 2;
+}
+
+#endif

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "codelets/cost.h"
+#include "codelets/trained.h"
+#include "engine/codelet.h"
+
+void moe_trained_renew(const struct moe_trained *a)
+{
+	const struct moe_param *p = &a->param;
+
+	if (!p->value)
+		return;
+	if (a->weight)
+		moe_kernels()->weight_pack(a->weight, p->value, MOE_F32, p->rows, p->cols, p->cols,
+					   MOE_USE_GEMM);
+	if (a->vector && a->vector != p->value)
+		memcpy(a->vector, p->value, (size_t)p->piece * sizeof *p->value);
+}
+
+void moe_trained_set(const struct moe_trained *a, const void *src, enum moe_dtype dtype)
+{
+	const struct moe_param *p = &a->param;
+
+	if (!p->value) {
+		moe_kernels()->weight_pack(a->weight, src, dtype, p->rows, p->cols, p->cols,
+					   MOE_USE_GEMM);
+		return;
+	}
+	moe_to_f32(p->value, src, dtype, (size_t)p->piece);
+	moe_trained_renew(a);
+}
+
+void moe_weight_store(struct moe_weight *w, int64_t n, int64_t k, const float *src, int64_t ld)
+{
+	if (w->layout != MOE_LAYOUT_ROWS) {
+		moe_kernels()->weight_pack(w, src, MOE_F32, n, k, ld, MOE_USE_GEMM);
+		return;
+	}
+	for (int64_t i = 0; i < n; i++)
+		moe_from_f32((uint16_t *)w->data + i * k, MOE_BF16, src + i * ld, (size_t)k);
+}
+
+void moe_trained_get(const struct moe_trained *a, int64_t n0, int64_t n1, float *dst)
+{
+	const struct moe_param *p = &a->param;
+
+	if (p->value)
+		memcpy(dst, p->value + n0 * p->cols, (size_t)((n1 - n0) * p->cols) * sizeof *dst);
+	else
+		moe_kernels()->weight_unpack(a->weight, n0, n1, dst);
+}
+
+static void run(const void *args, struct moe_worker *worker)
+{
+	const struct moe_renew_args *a = args;
+
+	(void)worker;
+	moe_trained_renew(a->array);
+}
+
+static double cost_us(const void *args)
+{
+	const struct moe_renew_args *a = args;
+
+	return moe_task_us() + moe_cost_pack_us(moe_machine(), (double)a->array->param.piece *
+								       (double)sizeof(float));
+}
+
+MOE_CODELET_AT(renew, run, cost_us, MOE_HOME_LAYER);

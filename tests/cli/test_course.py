@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run does on its way: learning rate, losses of the router, statistics of experts, evaluations and the best of them, steps
+left out."""
+
+import json
+import os
+import unittest
+
+from support import MODEL, Case
+
+LAYERS, EXPERTS, PER_TOKEN = 4, 8, 2  # of the tiny checkpoint
+
+
+class Course(Case):
+    def setUp(self):
+        super().setUp()
+        self.data = self.tokens()
+
+    def train(self, *more, model=MODEL):
+        result = self.good(*self.train_arguments("--json", *more, model=model, data=self.data))
+        return json.loads(result.stdout)
+
+    def log(self):
+        with open(os.path.join(self.out, "trainer_log.jsonl")) as file:
+            lines = [json.loads(line) for line in file]
+        return [e for e in lines if "loss" in e], [e for e in lines if "eval_loss" in e]
+
+    def state(self, *folder):
+        with open(os.path.join(self.out, *folder, "trainer_state.json")) as file:
+            return json.load(file)
+
+    def test_learning_rates(self):
+        for flags, want in (
+            (["--lr-scheduler-type", "linear", "--warmup-steps", 2], [0, 0.5, 1, 0.75, 0.5, 0.25]),
+            (["--lr-scheduler-type", "linear", "--warmup-steps", 0], [1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]),
+            (["--lr-scheduler-type", "linear", "--warmup-steps", 0.3, "--warmup-ratio", 0.9], [0, 0.5, 1, 0.75, 0.5, 0.25]),
+            (["--lr-scheduler-type", "constant_with_warmup", "--warmup-ratio", 0.5], [0, 1 / 3, 2 / 3, 1, 1, 1]),
+            (["--lr-scheduler-type", "polynomial", "--warmup-steps", 0, "--lr-scheduler-kwargs", "power=2", "lr_end=0"],
+             [1, 25 / 36, 16 / 36, 9 / 36, 4 / 36, 1 / 36]),
+        ):  # fmt: skip
+            self.train("--max-steps", 6, "--overwrite", *flags)
+            for line, factor in zip(self.log()[0], want):
+                self.assertAlmostEqual(line["lr"], 1e-3 * factor, delta=1e-12, msg=flags)
+
+    def test_yaml_of_llamafactory(self):
+        config = self.write("lf.yaml", "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr_rate: 0.5}\n"
+                            "warmup_steps: 1\nload_best_model_at_end: true\nmetric_for_best_model: eval_loss\n"
+                            "greater_is_better: false\nval_size: 0.25\nmoe_aux_loss_coef: 0.01\n")  # fmt: skip
+        self.train("--config", config, "--max-steps", 4)
+        steps, evaluations = self.log()
+        self.assertEqual([line["lr"] for line in steps[:2]], [0, 1e-3])
+        self.assertGreater(steps[3]["lr"], 0.5e-3)
+        self.assertTrue(evaluations)
+        self.assertIn("aux_loss", steps[0])
+        wrong = self.write("wrong.yaml", "metric_for_best_model: accuracy\n")
+        self.assertIn("eval_loss", self.bad(2, *self.train_arguments("--config", wrong)))
+
+    def test_losses_of_the_router(self):
+        self.train("--max-steps", 2)
+        plain = self.log()[0]
+        self.assertNotIn("z_loss", plain[0])
+        self.train("--max-steps", 2, "--overwrite", "--aux-loss", 0.1, "--z-loss", 0.01)
+        both = self.log()[0]
+        self.assertEqual(both[0]["loss"], plain[0]["loss"])  # not part of it
+        self.assertEqual(both[0]["aux_loss"], plain[0]["aux_loss"])
+        self.assertGreater(both[0]["aux_loss"], 0.9 * PER_TOKEN)
+        self.assertLess(both[0]["aux_loss"], EXPERTS)
+        self.assertGreater(both[0]["z_loss"], 0)
+        self.assertNotEqual(both[0]["grad_norm"], plain[0]["grad_norm"])
+
+    def test_cutting_a_step_otherwise(self):
+        """The same rows in one micro-batch and in four of two lengths: the same losses of the router where routing is."""
+        kept = []
+        for size, accumulation in ((4, 1), (1, 4)):
+            self.train("--max-steps", 1, "--overwrite", "--batch-size", size, "--gradient-accumulation-steps", accumulation,
+                       "--z-loss", 0.01, "--shuffle", "off")  # fmt: skip
+            kept.append(self.log()[0][0])
+        self.assertAlmostEqual(kept[0]["z_loss"], kept[1]["z_loss"], delta=1e-3 * kept[0]["z_loss"])
+        self.assertEqual(kept[0]["tokens"], kept[1]["tokens"])
+
+    def test_experts_in_the_log(self):
+        values = self.train("--max-steps", 3)
+        tokens = 0
+        for line in self.log()[0]:
+            self.assertEqual(len(line["expert_load"]), LAYERS)
+            self.assertEqual(len(line["unused_experts"]), LAYERS)
+            for load, unused in zip(line["expert_load"], line["unused_experts"]):
+                self.assertGreaterEqual(load, 1)
+                self.assertLessEqual(load, EXPERTS / PER_TOKEN)
+                self.assertTrue(0 <= unused <= EXPERTS - PER_TOKEN)
+            tokens += line["tokens"]
+        for counts in values["expert_tokens"].values():
+            self.assertEqual(sum(counts), PER_TOKEN * tokens)
+        self.assertEqual(len(values["expert_tokens"]), LAYERS)
+        unused = sum(count == 0 for counts in values["expert_tokens"].values() for count in counts)
+        self.assertEqual(values["experts_without_gradient"], unused)
+        # resumed parts count
+        self.train("--max-steps", 2, "--save-steps", 2, "--overwrite", "--lr-scheduler-type", "constant")
+        resumed = self.train("--max-steps", 3, "--resume", "--lr-scheduler-type", "constant")
+        self.assertEqual(sum(resumed["expert_tokens"]["0"]), PER_TOKEN * tokens)
+        said = self.good(*[a for a in self.train_arguments("--max-steps", 1, "--overwrite", data=self.data) if a != "--quiet"])
+        self.assertRegex(said.stdout, r"experts: \d+ of 32 had no token; busiest: layer \d expert \d, \d\.\d x the mean")
+
+    def test_best_checkpoint(self):
+        """A learning rate that is far too high at first: an early evaluation is the best one."""
+        held_out = self.tokens("held.safetensors", 4)
+        flags = ["--max-steps", 8, "--learning-rate", 0.3, "--lr-scheduler-type", "constant", "--warmup-ratio", 0,
+                 "--eval-data", held_out, "--eval-steps", 1, "--save-steps", 3, "--save-total-limit", 1]  # fmt: skip
+        values = self.train(*flags, "--load-best")
+        losses = {e["step"]: e["eval_loss"] for e in self.log()[1]}
+        best = min(losses, key=lambda step: (losses[step], step))
+        self.assertEqual(len(losses), 8)
+        self.assertLess(best, 8, losses)
+        self.assertEqual(values["best_step"], best)
+        self.assertAlmostEqual(values["best_loss"], losses[best])
+        state = self.state()
+        self.assertEqual(state["best_global_step"], best)
+        self.assertAlmostEqual(state["best_metric"], losses[best])
+        self.assertEqual(os.path.basename(state["best_model_checkpoint"]), f"checkpoint-{best}")
+        self.assertEqual(self.state(f"checkpoint-{best}")["best_global_step"], best)
+        left = {name for name in os.listdir(self.out) if name.startswith("checkpoint-")}
+        self.assertIn(f"checkpoint-{best}", left)
+        self.assertLessEqual(len(left), 2)
+        name = "adapter_model.safetensors"
+        self.assertEqual(self.read("out", name), self.read("out", f"checkpoint-{best}", name))
+        after = json.loads(self.good("eval", "--model", MODEL, "--adapter", self.out, "--data", held_out, "--json", "--threads", 2).stdout)
+        self.assertAlmostEqual(after["loss"], losses[best], places=3)
+        with open(os.path.join(self.out, "README.md")) as file:
+            self.assertIn(f"adapter of step {best}, the best", file.read())
+        # without it the last step's, and the best is still written down
+        self.train(*flags, "--overwrite")
+        self.assertEqual(self.state()["best_global_step"], best)
+        self.assertNotEqual(self.read("out", name), b"")
+        self.assertIn("evaluation", self.bad(2, *self.train_arguments("--load-best", "--overwrite", data=self.data)))
+
+    def test_on_nan(self):
+        flags = ["--max-steps", 12, "--learning-rate", 1e30, "--lr-scheduler-type", "constant", "--warmup-ratio", 0, "--max-grad-norm", 0]
+        line = self.bad(4, *self.train_arguments(*flags, data=self.data))
+        self.assertRegex(line, r"step \d+: .*(gradient|value) of layers\.\d+\.")
+        self.assertFalse(os.path.exists(os.path.join(self.out, "adapter_model.safetensors")))
+        result = self.run_tool(*self.train_arguments(*flags, "--on-nan", "skip", "--overwrite", data=self.data))
+        skipped = self.log()[0][-1]["skipped_steps"]
+        self.assertEqual(result.stderr.count("update was skipped"), skipped)
+        self.assertGreater(skipped, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Between steps, when everything is drained: evaluation, checkpoints, stopping; and what a run
+ * leaves at its end. */
+#include "train/run.h"
+
+#include "model/file.h"
+#include "model/state.h"
+#include "train/card.h"
+
+#include <math.h>
+
+#define DEFAULT_SAVE_LIMIT 2
+
+static enum moe_status measure(struct moe_run *r, double *loss)
+{
+	int64_t n = r->eval_tokens->n_docs, tokens = 0;
+	int64_t *doc_n = moe_calloc((size_t)n, sizeof *doc_n);
+	double *doc_sum = moe_calloc((size_t)n, sizeof *doc_sum), sum = 0;
+	enum moe_status st = MOE_ERR_NOMEM;
+
+	if (!doc_n || !doc_sum)
+		moe_fail(st, "no memory for evaluation");
+	else
+		st = moe_train_evaluate(r->t, r->eval_tokens, r->t->T_max, doc_sum, doc_n);
+	for (int64_t i = 0; st == MOE_OK && i < n; i++) {
+		sum += doc_sum[i];
+		tokens += doc_n[i];
+	}
+	moe_free(doc_n);
+	moe_free(doc_sum);
+	*loss = tokens ? sum / (double)tokens : NAN;
+	return st;
+}
+
+/* best: whether there was none as good. */
+static enum moe_status evaluate(struct moe_run *r, int64_t step, bool *best)
+{
+	struct moe_train_event e = { .type = MOE_TRAIN_EVAL,
+				     .step = step,
+				     .total_steps = r->total_steps,
+				     .epoch = (double)step / (double)r->steps_per_epoch };
+	struct moe_train_progress *p = &r->progress;
+
+	MOE_TRY(measure(r, &e.eval_loss));
+	p->eval_loss = e.eval_loss;
+	*best = isfinite(e.eval_loss) && !(p->best_loss <= e.eval_loss);
+	if (*best) {
+		p->best_loss = e.eval_loss;
+		p->best_step = step;
+	}
+	MOE_TRY(moe_run_log(r, &e, true));
+	moe_run_notify(r, &e);
+	return MOE_OK;
+}
+
+static char *checkpoint_path(const struct moe_run *r, int64_t step)
+{
+	return moe_format("%s/checkpoint-%lld", r->p->output_dir, (long long)step);
+}
+
+/* trainer_state.json into dir; pending: the step whose checkpoint is being written, or 0. */
+static enum moe_status write_log_state(struct moe_run *r, const char *dir, int64_t pending)
+{
+	struct moe_log_summary s = {
+		.total_steps = r->total_steps,
+		.logging_steps = MOE_MAX(1, r->p->logging_steps),
+		.eval_steps = r->eval_tokens
+				      ? (r->p->eval_steps ? r->p->eval_steps : r->steps_per_epoch)
+				      : 0,
+		.save_steps = r->p->save_steps,
+		.tokens = r->progress.tokens,
+		.best_step = r->progress.best_step,
+		.best_loss = r->progress.best_loss,
+	};
+	char *best = s.best_step ? checkpoint_path(r, s.best_step) : NULL;
+	enum moe_status st;
+
+	if (s.best_step && !best)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for the log");
+	if (best && (s.best_step == pending || moe_path_is_dir(best)))
+		s.best_checkpoint = best;
+	st = moe_train_log_state(&r->log, dir, &s);
+	moe_free(best);
+	return st;
+}
+
+/* An update may overflow although loss and gradient were finite: such values get no final name. */
+static enum moe_status check_finite(struct moe_run *r)
+{
+	char bad[160];
+
+	if (!moe_train_bad_value(r->t->decoder, bad, sizeof bad))
+		return MOE_OK;
+	return moe_fail(MOE_ERR_DIVERGED,
+			"step %lld: not finite after the update: %s. Nothing was saved of it",
+			(long long)r->progress.step, bad);
+}
+
+static enum moe_status write_checkpoint(struct moe_run *r, char **final)
+{
+	int keep = r->p->save_total_limit ? r->p->save_total_limit : DEFAULT_SAVE_LIMIT;
+	struct moe_state_dir dir = { 0 };
+	enum moe_status st;
+
+	MOE_TRY(check_finite(r));
+	MOE_TRY(moe_state_begin(r->p->output_dir, r->progress.step, &dir));
+	MOE_TRY_GOTO(moe_train_state_save(r->t->decoder, dir.path, &r->progress), st, fail);
+	MOE_TRY_GOTO(r->t->save_adapter(r->t->user, dir.path), st, fail);
+	MOE_TRY_GOTO(write_log_state(r, dir.path, r->progress.step), st, fail);
+	*final = moe_strdup(dir.final);
+	MOE_TRY_GOTO(moe_state_commit(&dir), st, fail);
+	MOE_TRY_GOTO(moe_state_prune(r->p->output_dir, keep,
+				     r->progress.best_step ? r->progress.best_step : -1),
+		     st, fail);
+	MOE_TRY_GOTO(write_log_state(r, r->p->output_dir, 0), st, fail);
+	st = moe_train_log_plot(&r->log);
+fail:
+	moe_state_abort(&dir);
+	return st;
+}
+
+/* A failure leaves the checkpoints before it whole. */
+static enum moe_status save(struct moe_run *r, bool stopping)
+{
+	struct moe_train_event e = { .type = MOE_TRAIN_SAVED,
+				     .step = r->progress.step,
+				     .total_steps = r->total_steps };
+	char *final = NULL, *text;
+	enum moe_status st = write_checkpoint(r, &final);
+
+	e.text = final;
+	if (st == MOE_OK)
+		moe_run_notify(r, &e);
+	moe_free(final);
+	if (st != MOE_ERR_IO || stopping || !r->p->continue_on_save_error)
+		return st;
+	text = moe_format("the checkpoint was not saved, training goes on: %s", moe_last_error());
+	moe_run_warn(r, r->progress.step, text ? text : "the checkpoint was not saved");
+	moe_free(text);
+	return MOE_OK;
+}
+
+static bool due(int every, int64_t step)
+{
+	return every > 0 && step % every == 0;
+}
+
+static bool eval_due(const struct moe_run *r, int64_t step)
+{
+	if (!r->eval_tokens)
+		return false;
+	if (step == r->total_steps)
+		return true;
+	return r->p->eval_steps ? due(r->p->eval_steps, step) : step % r->steps_per_epoch == 0;
+}
+
+enum moe_status moe_run_between(struct moe_run *r, int64_t step)
+{
+	bool out_of_time = r->p->max_hours > 0 && moe_now() - r->started > r->p->max_hours * 3600;
+	bool stopping = (r->stop || out_of_time) && step < r->total_steps;
+	bool eval = eval_due(r, step), saving = due(r->p->save_steps, step) || stopping,
+	     best = false;
+
+	if (!eval && !saving)
+		return MOE_OK;
+	MOE_TRY(moe_run_drain(r, step + 1));
+	r->progress.step = step; /* it may have been left out */
+	if (eval)
+		MOE_TRY(evaluate(r, step, &best));
+	if (saving || (best && r->p->load_best))
+		MOE_TRY(save(r, stopping));
+	r->clock = moe_now(); /* evaluation and saving are not training time */
+	moe_engine_idle(r->t->engine, &r->idle);
+	if (stopping)
+		return moe_fail(MOE_ERR_INTERRUPTED,
+				"stopped after step %lld of %lld%s; the state is in "
+				"%s/checkpoint-%lld",
+				(long long)step, (long long)r->total_steps,
+				r->stop ? "" : ", out of time", r->p->output_dir, (long long)step);
+	return MOE_OK;
+}
+
+/* ---- at the end ---- */
+
+/* The parameters of the best evaluation in place of the last ones. */
+static enum moe_status take_best(struct moe_run *r)
+{
+	struct moe_train_progress scratch = r->progress;
+	char *dir, *text;
+	enum moe_status st;
+
+	if (!r->p->load_best || !r->progress.best_step || r->progress.best_step == r->progress.step)
+		return MOE_OK;
+	dir = checkpoint_path(r, r->progress.best_step);
+	if (!dir)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for a path");
+	scratch.expert_rows = NULL;
+	st = moe_train_state_load(r->t->decoder, dir, &scratch);
+	moe_free(dir);
+	if (st != MOE_ERR_IO || !r->p->continue_on_save_error)
+		return st;
+	/* its saving failed, which was a warning */
+	text = moe_format("the adapter is that of the last step, not of the best: %s",
+			  moe_last_error());
+	moe_run_warn(r, r->progress.step, text ? text : "the adapter is that of the last step");
+	moe_free(text);
+	return MOE_OK;
+}
+
+static enum moe_status write_card(const struct moe_run *r)
+{
+	struct moe_train_card card = {
+		.base = r->t->base,
+		.tokens = r->tokens,
+		.steps = r->progress.step,
+		.trained_tokens = r->progress.trained_tokens,
+		.first_loss = r->progress.first_loss,
+		.last_loss = r->progress.last_loss,
+		.eval_loss = r->progress.eval_loss,
+		.learning_rate = r->learning_rate,
+	};
+
+	if (r->p->load_best && r->progress.best_step)
+		card.best_step = r->progress.best_step, card.eval_loss = r->progress.best_loss;
+	return moe_train_card_write(r->p->output_dir, &card);
+}
+
+enum moe_status moe_run_finish(struct moe_run *r)
+{
+	MOE_TRY(take_best(r));
+	MOE_TRY(check_finite(r));
+	MOE_TRY(r->t->save_adapter(r->t->user, r->p->output_dir));
+	MOE_TRY(write_log_state(r, r->p->output_dir, 0));
+	MOE_TRY(moe_train_log_plot(&r->log));
+	return write_card(r);
+}

@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A run's parameters, data, output directory and buffers, and the checkpoint that it goes on from.
+ */
+#include "train/run.h"
+
+#include "model/file.h"
+#include "model/state.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define DEFAULT_RATE 1e-4
+
+/* Without data no number of steps is too small. */
+static enum moe_status make_schedule(const struct moe_trainer_params *p, int64_t total,
+				     struct moe_schedule *out)
+{
+	double peak = p->learning_rate > 0 ? p->learning_rate : DEFAULT_RATE;
+
+	return moe_schedule_create(p->schedule, p->schedule_args, peak, total,
+				   moe_schedule_warmup(p->warmup_ratio, p->warmup_steps, total),
+				   out);
+}
+
+enum moe_status moe_train_check_params(const struct moe_trainer_params *p)
+{
+	struct moe_schedule schedule;
+
+	if (!p || p->struct_size < sizeof *p)
+		return moe_fail(MOE_ERR_ARG, "trainer params: struct_size is not set");
+	if (!p->data || !p->output_dir)
+		return moe_fail(MOE_ERR_ARG, "training needs data and an output directory");
+	if (p->learning_rate < 0 || !isfinite(p->learning_rate))
+		return moe_fail(MOE_ERR_ARG, "learning_rate is %g", p->learning_rate);
+	if (p->warmup_ratio < 0 || p->warmup_ratio > 1)
+		return moe_fail(MOE_ERR_ARG, "warmup_ratio is %g; 0 to 1 are possible",
+				p->warmup_ratio);
+	if (!(p->eval_split >= 0 && p->eval_split < 1))
+		return moe_fail(MOE_ERR_ARG, "eval_split is %g; 0 to below 1 are possible",
+				p->eval_split);
+	if (p->batch_size < 0 || p->batch_tokens < 0 || p->accumulation < 0 || p->epochs < 0 ||
+	    p->max_steps < 0 || p->warmup_steps < 0 || p->max_grad_norm < 0 || p->weight_decay < 0)
+		return moe_fail(MOE_ERR_ARG, "a trainer parameter is negative");
+	if (p->load_best && !p->eval_data && !(p->eval_split > 0))
+		return moe_fail(MOE_ERR_ARG, "the best checkpoint is found by evaluation: give "
+					     "evaluation data or eval_split");
+	return make_schedule(p, p->max_steps ? p->max_steps : INT64_C(1) << 40, &schedule);
+}
+
+/* One training at a time: the kernel gives the lock back however the process ends. */
+static enum moe_status lock_output(struct moe_run *r)
+{
+	const char *dir = r->p->output_dir;
+	struct stat out, base;
+
+	r->lock = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (r->lock < 0 || fstat(r->lock, &out))
+		return moe_fail(MOE_ERR_IO, "%s: %s", dir, strerror(errno));
+	if (stat(r->t->base, &base) == 0 && base.st_dev == out.st_dev && base.st_ino == out.st_ino)
+		return moe_fail(MOE_ERR_ARG, "the output directory %s is the base model's", dir);
+	if (flock(r->lock, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
+		return moe_fail(MOE_ERR_ARG, "another process is training into %s", dir);
+	return MOE_OK;
+}
+
+static enum moe_status check_output(struct moe_run *r)
+{
+	static const char *const results[] = { "adapter_config.json", "trainer_log.jsonl" };
+	const struct moe_trainer_params *p = r->p;
+
+	MOE_TRY(moe_dir_make(p->output_dir));
+	if (access(p->output_dir, W_OK | X_OK))
+		return moe_fail(MOE_ERR_IO, "the output directory %s is not writable",
+				p->output_dir);
+	MOE_TRY(lock_output(r));
+	for (size_t i = 0; !p->overwrite && !p->resume && i < MOE_COUNT(results); i++) {
+		char *path = moe_path_join(p->output_dir, results[i]);
+		bool exists = path && moe_path_exists(path);
+
+		moe_free(path);
+		if (exists)
+			return moe_fail(MOE_ERR_ARG,
+					"%s holds the results of an earlier run (%s); continue it "
+					"with resume, or allow overwriting",
+					p->output_dir, results[i]);
+	}
+	return moe_state_clean(p->output_dir);
+}
+
+/* The last packs become evaluation data: two views of one file. */
+static enum moe_status split_data(struct moe_run *r)
+{
+	int64_t n = r->tokens->n_rows, kept = (int64_t)ceil(r->p->eval_split * (double)n);
+
+	if (kept >= n)
+		return moe_fail(MOE_ERR_ARG,
+				"eval_split %g of %lld packs leaves nothing to train on",
+				r->p->eval_split, (long long)n);
+	MOE_TRY(moe_tokens_open(r->p->data, r->t->decoder->V, &r->eval_tokens));
+	r->eval_tokens->pack_offsets += n - kept;
+	r->eval_tokens->n_rows = kept;
+	r->tokens->n_rows = n - kept;
+	return MOE_OK;
+}
+
+static enum moe_status open_data(struct moe_run *r)
+{
+	const struct moe_trainer_params *p = r->p;
+	double epochs = p->epochs > 0 ? p->epochs : 3;
+
+	MOE_TRY(moe_tokens_open(p->data, r->t->decoder->V, &r->tokens));
+	if (p->eval_data)
+		MOE_TRY(moe_tokens_open(p->eval_data, r->t->decoder->V, &r->eval_tokens));
+	else if (p->eval_split > 0)
+		MOE_TRY(split_data(r));
+	r->order =
+		(struct moe_order_params){ .batch_size = p->batch_size,
+					   .batch_tokens = p->batch_tokens ? p->batch_tokens : 8192,
+					   .accumulation = MOE_MAX(1, p->accumulation),
+					   .keep_order = p->keep_order,
+					   .seed = p->seed };
+	MOE_TRY(moe_epoch_create(r->tokens, &r->order, 0, &r->epoch));
+	r->steps_per_epoch = r->epoch.n_steps;
+	r->total_steps =
+		p->max_steps ? p->max_steps : (int64_t)ceil(epochs * (double)r->steps_per_epoch);
+	r->learning_rate = p->learning_rate > 0 ? p->learning_rate : DEFAULT_RATE;
+	return make_schedule(p, r->total_steps, &r->schedule);
+}
+
+static enum moe_status reserve(struct moe_run *r)
+{
+	int64_t T = moe_epoch_max_tokens(r->tokens, &r->epoch), longest = r->tokens->max_row_tokens;
+	int limit = r->order.batch_tokens;
+
+	/* another epoch's order may pack differently, but never beyond these */
+	if (!r->order.keep_order)
+		T = MOE_MAX(T, r->order.batch_size
+				       ? longest * r->order.batch_size
+				       : MOE_MAX(longest,
+						 MOE_MIN((int64_t)limit, r->tokens->n_tokens)));
+	if (r->eval_tokens)
+		T = MOE_MAX(T, r->eval_tokens->max_row_tokens);
+	if (r->tokens->max_doc_tokens > r->t->max_positions)
+		return moe_fail(MOE_ERR_ARG,
+				"a document has %lld tokens, the model has %lld positions; cut the "
+				"data with "
+				"--cutoff-len",
+				(long long)r->tokens->max_doc_tokens,
+				(long long)r->t->max_positions);
+	if (T > INT32_MAX / 64)
+		return moe_fail(MOE_ERR_ARG, "micro-batches of %lld tokens are too large",
+				(long long)T);
+	return r->t->reserve(r->t, (int)T, r->t->n_slots);
+}
+
+static enum moe_status resume(struct moe_run *r)
+{
+	struct moe_train_progress *p = &r->progress;
+	char *latest = NULL;
+	const char *dir = r->p->resume;
+	int64_t step;
+	enum moe_status st;
+
+	p->data_hash = r->tokens->hash;
+	p->seed = r->order.seed;
+	p->batch_size = r->order.batch_size;
+	p->batch_tokens = r->order.batch_tokens;
+	p->accumulation = r->order.accumulation;
+	p->keep_order = r->order.keep_order;
+	p->packs = r->tokens->n_rows;
+	p->last_loss = p->eval_loss = p->best_loss = NAN;
+	p->expert_rows = r->experts.rows;
+	p->n_expert_rows = moe_expert_stats_size(&r->experts);
+	if (!dir)
+		return MOE_OK;
+	if (!*dir) {
+		MOE_TRY(moe_state_latest(r->p->output_dir, &step, &latest));
+		if (!latest)
+			return moe_fail(MOE_ERR_ARG, "%s has no complete checkpoint to resume from",
+					r->p->output_dir);
+		dir = latest;
+	}
+	st = moe_train_state_load(r->t->decoder, dir, p);
+	moe_free(latest);
+	if (st == MOE_OK && p->step > r->total_steps)
+		st = moe_fail(MOE_ERR_ARG,
+			      "the checkpoint is of step %lld, this run ends at step %lld",
+			      (long long)p->step, (long long)r->total_steps);
+	return st;
+}
+
+static enum moe_status create_steps(struct moe_run *r)
+{
+	for (int i = 0; i < MOE_STEPS_IN_FLIGHT; i++) {
+		struct moe_step *s = &r->step[i];
+
+		s->micro = moe_calloc((size_t)r->order.accumulation, sizeof *s->micro);
+		s->loss = moe_calloc((size_t)r->order.accumulation, sizeof *s->loss);
+		s->load = moe_calloc((size_t)(r->order.accumulation *
+					      MOE_MAX(moe_expert_stats_size(&r->experts), 1)),
+				     sizeof *s->load);
+		if (!s->micro || !s->loss || !s->load)
+			return moe_fail(MOE_ERR_NOMEM, "no memory for a step");
+		MOE_TRY(moe_ticket_create(r->t->engine, &s->ticket));
+	}
+	return MOE_OK;
+}
+
+enum moe_status moe_run_set_up(struct moe_run *r)
+{
+	MOE_TRY(moe_train_check_params(r->p));
+	MOE_TRY(open_data(r));
+	MOE_TRY(check_output(r));
+	MOE_TRY(reserve(r));
+	MOE_TRY(moe_expert_stats_create(r->t->decoder, r->t->tensors->lowest, &r->experts));
+	MOE_TRY(create_steps(r));
+	MOE_TRY(resume(r));
+	return moe_train_log_open(r->p->output_dir, r->progress.step, &r->log);
+}
+
+void moe_run_tear_down(struct moe_run *r)
+{
+	for (int i = 0; i < MOE_STEPS_IN_FLIGHT; i++) {
+		struct moe_step *s = &r->step[i];
+
+		if (s->ticket)
+			moe_ticket_wait(s->ticket);
+		for (int m = 0; s->micro && m < r->order.accumulation; m++)
+			moe_batch_free(&s->micro[m]);
+		moe_ticket_destroy(s->ticket);
+		moe_free(s->micro);
+		moe_free(s->loss);
+		moe_free(s->load);
+	}
+	moe_expert_stats_free(&r->experts);
+	moe_epoch_free(&r->epoch);
+	moe_tokens_close(r->tokens);
+	moe_tokens_close(r->eval_tokens);
+	moe_train_log_close(&r->log);
+	if (r->lock >= 0)
+		close(r->lock);
+}
