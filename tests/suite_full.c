@@ -427,7 +427,7 @@ static void add_copy(const struct moe_model *m, int role, int layer, int expert,
 }
 
 static struct copy trained_bits(const char *dir, enum moe_method method, enum moe_masters masters,
-				int workers, const char *policy, const char *backward)
+				int workers, const char *policy, enum moe_recompute recompute)
 {
 	struct moe_engine *e = open_engine(workers, 2, policy);
 	struct moe_model_params p = { .struct_size = sizeof p,
@@ -438,7 +438,8 @@ static struct copy trained_bits(const char *dir, enum moe_method method, enum mo
 				      .seed = 1,
 				      .method = method,
 				      .masters = masters,
-				      .backward_weights = backward };
+				      .backward_weights = "direct",
+				      .recompute = recompute };
 	struct run r = { .lr = 1e-2, .weight_decay = 0.1, .max_norm = 1 };
 	struct copy c = { 0 };
 	struct data d;
@@ -457,9 +458,12 @@ static struct copy trained_bits(const char *dir, enum moe_method method, enum mo
 
 static void compare_bits(const char *dir, enum moe_method method, enum moe_masters masters)
 {
-	struct copy a = trained_bits(moe_test_path(dir), method, masters, 2, NULL, "direct");
-	struct copy b = trained_bits(moe_test_path(dir), method, masters, 1, "eager", "direct");
-	struct copy c = trained_bits(moe_test_path(dir), method, masters, 3, "dmdas", "direct");
+	struct copy a =
+		trained_bits(moe_test_path(dir), method, masters, 2, NULL, MOE_RECOMPUTE_NEVER);
+	struct copy b =
+		trained_bits(moe_test_path(dir), method, masters, 1, "eager", MOE_RECOMPUTE_NEVER);
+	struct copy c =
+		trained_bits(moe_test_path(dir), method, masters, 3, "dmdas", MOE_RECOMPUTE_ALWAYS);
 
 	CU_ASSERT(a.n > 0 && a.n == b.n && a.n == c.n);
 	CU_ASSERT_EQUAL(memcmp(a.v, b.v, (size_t)a.n * sizeof *a.v), 0);
@@ -676,7 +680,7 @@ static void test_rounding(void)
 const struct moe_test moe_suite_tests[] = {
 	{ "gradients of every weight against differences", test_gradients },
 	{ "five steps beside PyTorch", test_fixtures },
-	{ "the same bits for every worker count and policy", test_bits },
+	{ "the same bits for every worker count, policy and recomputation", test_bits },
 	{ "a block's shared expert", test_shared },
 	{ "stochastic rounding", test_rounding },
 	{ "first touch of gradients and moments", test_touch },
