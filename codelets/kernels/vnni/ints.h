@@ -300,7 +300,7 @@ static void int_forward(const struct moe_int_rows *x, const struct moe_coded_pan
 				      out };
 
 		if (i == 0 && (next || rows <= INT_FEW)) {
-			t.ahead = rows <= INT_FEW ? (const char *)p->scale + INT_AHEAD : next - head;
+			t.ahead = rows <= INT_FEW ? (const char *)p->scale + INT_AHEAD : next;
 			t.extra = (int)(head / 64);
 		}
 		int_tiles[x->codes.kind][x->planes - 1][rows](&t);
