@@ -131,6 +131,7 @@ static enum moe_status open_engine(const struct moe_engine_params *p, struct moe
 	MOE_TRY_GOTO(moe_starpu_start(e, workers), st, fail);
 	started = true;
 	MOE_TRY_GOTO(moe_parts_make(e, p), st, fail);
+	moe_lanes_start(e);
 	for (int w = 0; w < e->n_workers; w++) {
 		e->workers[w].engine = e;
 		e->workers[w].index = w;
@@ -138,6 +139,7 @@ static enum moe_status open_engine(const struct moe_engine_params *p, struct moe
 	rc = pthread_create(&e->idle_thread, NULL, moe_idle_main, e);
 	if (rc) {
 		st = moe_fail(MOE_ERR_RUNTIME, "cannot create a thread: %s", strerror(rc));
+		moe_lanes_stop(e);
 		goto fail;
 	}
 	*out = e;
@@ -190,7 +192,7 @@ enum moe_status moe_engine_open_dry(int parts, int workers, struct moe_engine **
 	*out = NULL;
 	if (!e)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for the engine");
-	if (dry_engine || parts < 1 || parts > MOE_MAX_PARTS || workers < 1) {
+	if (parts < 1 || parts > MOE_MAX_PARTS || workers < 1) {
 		moe_free(e);
 		return moe_fail(MOE_ERR_ARG, "%d parts, %d workers; 1 to %d parts are possible",
 				parts, workers, MOE_MAX_PARTS);
@@ -205,6 +207,7 @@ enum moe_status moe_engine_open_dry(int parts, int workers, struct moe_engine **
 		e->isa = moe_strdup(singleton->isa);
 	pthread_mutex_unlock(&singleton_lock);
 	e->dry = true;
+	e->outer = dry_engine;
 	e->pid = getpid();
 	e->n_parts = parts;
 	e->dry_workers = workers;
@@ -265,8 +268,8 @@ enum moe_status moe_engine_close(struct moe_engine *e)
 		return MOE_OK;
 	MOE_TRY(moe_engine_check(e));
 	if (e->dry) {
+		dry_engine = e->outer;
 		destroy(e);
-		dry_engine = NULL;
 		return MOE_OK;
 	}
 	MOE_TRY(moe_engine_check_not_task("closing"));
@@ -297,6 +300,7 @@ enum moe_status moe_engine_close(struct moe_engine *e)
 	pthread_cond_broadcast(&e->idle_changed);
 	pthread_mutex_unlock(&e->idle_lock);
 	pthread_join(e->idle_thread, NULL);
+	moe_lanes_stop(e);
 	starpu_shutdown();
 	singleton = NULL;
 	destroy(e);

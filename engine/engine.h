@@ -58,6 +58,7 @@ struct moe_task_desc {
 	int priority; /* clamped to the policy's range */
 	struct moe_tag tag;
 	struct moe_ticket *ticket; /* may be NULL */
+	bool streams; /* it moves memory and computes little: runs beside few others like it (engine/lanes.c) */
 };
 
 /* The lock: see the head of this file. begin fails after fork, in a task and where this thread has
@@ -86,8 +87,8 @@ enum moe_status moe_engine_reserve_scratch(struct moe_engine *e, size_t bytes);
 
 /*
  * An engine that computes nothing: tensors and tasks are counted, memory is address space only. For
- * estimates; not the process's engine, needs no StarPU, any number of parts. One at a time in a
- * thread, used by that thread only. Close with moe_engine_close, after the objects on it.
+ * estimates; not the process's engine, needs no StarPU, any number of parts. Used by the thread that opened it
+ * only; of several the last one, which is closed first. Close with moe_engine_close, after the objects on it.
  */
 struct moe_dry_counts {
 	int64_t handles, tasks, kinds[128]; /* kinds: tasks by tag.kind */

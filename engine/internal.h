@@ -14,11 +14,14 @@
 
 #define MOE_MAX_PARTS 32
 #define MOE_MASK_WORDS ((STARPU_NMAXWORKERS + 31) / 32)
+#define MOE_LANES 16 /* of a part, at most */
 
 struct moe_part {
 	int node; /* NUMA node, logical */
 	int n_workers;
 	uint32_t mask[MOE_MASK_WORDS]; /* worker ids */
+	starpu_data_handle_t lane[MOE_LANES]; /* engine/lanes.c */
+	unsigned next_lane;
 };
 
 struct moe_topology {
@@ -54,6 +57,7 @@ struct moe_dep_buffer {
 
 struct moe_engine {
 	bool dry; /* counts instead of running */
+	struct moe_engine *outer; /* the thread's dry engine before this one */
 	struct moe_dry_counts counts;
 	int references;
 	pid_t pid;
@@ -195,5 +199,11 @@ void moe_memory_visit(struct moe_engine *e, void (*fn)(const char *purpose, int 
 void *moe_idle_main(void *engine);
 void moe_idle_apply_pause(struct moe_engine *e); /* under idle_lock */
 void moe_idle_drain(struct moe_engine *e, atomic_llong *count);
+
+/* lanes.c; between StarPU's start and its end, nothing outstanding */
+void moe_lanes_start(struct moe_engine *e);
+void moe_lanes_stop(struct moe_engine *e);
+/* For the next task of a part (-1: any) that moves memory. Under the lock. */
+starpu_data_handle_t moe_lane_next(struct moe_engine *e, int part);
 
 #endif

@@ -16,6 +16,7 @@ static struct moe_token_args token_args(const struct moe_moe_pass *p, int block,
 		.state = p->state,
 		.ffn = p->ffn,
 		.ffn_state = p->ffn_state,
+		.drop = p->drop,
 		.t0 = moe_block_begin(block),
 		.t1 = moe_block_end(block, T),
 		.share = p->share > 0 ? p->share : 1,
@@ -361,6 +362,8 @@ enum moe_status moe_graph_moe_backward(const struct moe_context *c, struct moe_m
 
 	if (p->state->grad_out != grad_out->data)
 		p->state->grad_out = grad_out->data;
+	if (p->again) /* what follows is ordered by scratch */
+		MOE_TRY(moe_task_join(c, &p->again, 1, s->scratch, NULL));
 	MOE_TRY(moe_join_submit(c, &s->grad_out[p->ring], grad_out->block, grad_out->n_blocks,
 				s->scratch));
 	MOE_TRY(submit_repack(c, p));
@@ -483,12 +486,13 @@ enum moe_status moe_graph_moe_update_base(const struct moe_context *c, const str
 		int p = i / l->G, g = i % l->G;
 		struct moe_update_args a = { .adamw = o->adamw, .norm = o->norm };
 		struct moe_repack_args again = { .layer = l, .part = p, .group = g };
-		bool own = l->part[p].base[MOE_GATE].own != NULL;
+		struct moe_tensor *params[2] = { lt->masters ? lt->masters[i] : NULL, lt->weights[i] };
+		bool own = l->part[p].base[MOE_GATE].own != NULL, packs = l->part[p].base[MOE_GATE].weight != NULL;
 
 		base_ranges(l, i, &a);
-		MOE_TRY(moe_task_update(c, &a, g, p, &lt->grad_base[i], 1, norm,
-					own ? &lt->weights[i] : &lt->masters[i], 1));
-		if (!own || l->transposed)
+		MOE_TRY(moe_task_update(c, &a, g, p, &lt->grad_base[i], 1, norm, own ? params + 1 : params,
+					packs ? 2 : 1));
+		if (l->transposed || (!own && !packs))
 			MOE_TRY(moe_task_repack(c, &again, own ? NULL : lt->masters[i], lt->weights[i]));
 	}
 	return moe_graph_moe_update_router(c, l, lt, o);

@@ -54,6 +54,8 @@ struct moe_moe_pass {
 	struct moe_tensor *plan; /* of (slot, layer) */
 	int ring;		 /* 0 or 1: which of the ring-of-two buffers */
 	bool has_grads;		 /* LoRA is trained here */
+	struct moe_drop_pass drop;
+	struct moe_tensor *again; /* the backward's x is computed again: held by what did; NULL: kept */
 	/* what the backward multiplies by; NULL: the weights themselves */
 	const struct moe_transposed *copy;
 	struct moe_tensor **copies; /* [P G] an entry of a ring, which is filled first; NULL: resident */
@@ -100,7 +102,10 @@ struct moe_optimizer_step {
 enum moe_status moe_graph_moe_update_router(const struct moe_context *c, const struct moe_experts *l,
 					    struct moe_layer_tensors *lt,
 					    const struct moe_optimizer_step *o);
-/* The same on base and router weights; a (part, group)'s weights are packed anew as soon as it is done. */
+/*
+ * The same on base and router weights. The update packs a (part, group)'s weights as it goes; where there are
+ * resident copies a repack follows.
+ */
 enum moe_status moe_graph_moe_update_base(const struct moe_context *c, const struct moe_experts *l,
 					  struct moe_layer_tensors *lt,
 					  const struct moe_optimizer_step *o);

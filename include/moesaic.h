@@ -401,8 +401,8 @@ MOE_API enum moe_status moe_block_wait(struct moe_block *block);
  * forward keeps for its backward is an object's own.
  *
  * Async: a call named _async returns when its tasks are submitted; the arrays that it was given must live, and
- * results are there, when moe_experts_wait has returned. Tasks are ordered by their data: several layers, and
- * several calls on one, may be in flight. moe_experts_forward_async waits inside only for buffers: where more
+ * results are there, when moe_experts_wait has returned. Tasks are ordered by their data, arrays of the caller only
+ * where moe_rows_create was told of them: several layers, and several calls on one, may be in flight. moe_experts_forward_async waits inside only for buffers: where more
  * calls than max_cache_depth + 1 are in flight, or a forward has more tokens than any before it.
  *
  * Arrays are those of enum moe_block_array up to DOWN_PROJ (base weights) and GATE_LORA_A to DOWN_LORA_B.
@@ -424,6 +424,12 @@ struct moe_experts_params {
 	enum moe_dtype weight_dtype; /* widest dtype that weights are loaded from; with train_base F32 */
 	int expected_tokens, group_size, slices_i, slices_h; /* as in struct moe_block_params */
 	const char *backward_weights; /* likewise; layers of equal shape share the N copies of shared:N */
+	/*
+	 * Micro-batches whose passes may run beside each other, at most max_cache_depth + 1; 0: 1. Each has buffers of
+	 * its own, which layers of equal shape share: forwards take turns in them. With more than one, several
+	 * backwards may be pending (where no gradient buffers are bound).
+	 */
+	int micro_batches;
 };
 
 struct moe_experts_info {
@@ -491,7 +497,8 @@ struct moe_gradient {
 /*
  * Gradients collect in windows. A backward into a closed window overwrites, into an open one adds (f32 inside; a
  * caller's buffers get each sum rounded once). Its gradients are published, and the window is open, when the sync
- * call or moe_experts_wait returns; if it fails, the window is closed. One backward may be pending at a time.
+ * call or moe_experts_wait returns; if it fails, the window is closed. One backward may be pending at a time, but
+ * see micro_batches.
  */
 enum moe_window {
 	MOE_WINDOW_EMPTY = 0, /* nothing is trained */
@@ -580,6 +587,41 @@ MOE_API enum moe_status moe_experts_repack_async(struct moe_expert_layer *layer)
 MOE_API enum moe_status moe_experts_release_memory(struct moe_expert_layer *layer);
 
 /*
+ * Rows that calls hand to each other: where the output of one layer is the input of the next, the engine can keep
+ * their order, block of tokens by block, and a step is submitted whole. data: as in the arrays of later calls on any
+ * layer, which are recognised by this pointer; tokens: the most rows that any of them has. The memory stays the caller's, who
+ * touches it only where nothing that uses it is in flight. Destroy before the memory is freed.
+ */
+struct moe_rows;
+MOE_API enum moe_status moe_rows_create(struct moe_engine *engine, const void *data, int64_t tokens,
+					struct moe_rows **out);
+/* Waits for the calls that use it. */
+MOE_API void moe_rows_destroy(struct moe_rows *rows);
+
+/*
+ * moe_experts_update of several layers as one step. max_grad_norm > 0: the gradients of all of them together are clipped to it (torch's
+ * clip_grad_norm_), and where one is not finite nothing is updated. Layers may be used until they are destroyed, which
+ * comes after the optimizer's end.
+ */
+struct moe_optimizer;
+MOE_API enum moe_status moe_optimizer_create(struct moe_engine *engine,
+					     struct moe_expert_layer *const *layers, int n_layers,
+					     struct moe_optimizer **out);
+MOE_API void moe_optimizer_destroy(struct moe_optimizer *optimizer);
+/*
+ * Asynchronous: a layer's next forward is ordered after its own update by its data. Two steps are in flight at most;
+ * the third waits for the first.
+ */
+MOE_API enum moe_status moe_optimizer_step(struct moe_optimizer *optimizer,
+					   const struct moe_adamw_params *params);
+/*
+ * Until `step` has ended (1: the first moe_optimizer_step; 0: the last). norm: NULL, or that step's gradient norm
+ * before clipping; NaN where there was no clipping, and of steps before the last two.
+ */
+MOE_API enum moe_status moe_optimizer_wait(struct moe_optimizer *optimizer, int64_t step,
+					   double *norm);
+
+/*
  * For callers that run a forward twice (checkpointing): the first one's output, reused by the second. A poisoned
  * cache stays so: an error in the caller's recomputation must not pass as a result.
  */
@@ -608,6 +650,13 @@ struct moe_model;
 /* Called while a model loads, in the thread that opens it. */
 typedef void (*moe_progress_fn)(const char *what, int64_t done, int64_t total, void *user);
 
+/* Activations of the layers that train: what the backward computes again, from each layer's input. The same bits. */
+enum moe_recompute {
+	MOE_RECOMPUTE_AUTO = 0, /* in as many layers as memory asks for */
+	MOE_RECOMPUTE_NEVER,
+	MOE_RECOMPUTE_ALWAYS,
+};
+
 /* What of a model is trained. */
 enum moe_method {
 	MOE_METHOD_LORA = 0, /* the adapter */
@@ -628,7 +677,7 @@ struct moe_model_params {
 	const char *adapter; /* directory to start from, in any form: gives targets, ranks and
 				alphas, or NULL */
 	int max_tokens;	     /* of a micro-batch; 0: 512 */
-	int slots;	     /* micro-batches in flight; 0: 2, or 1 for inference */
+	int slots;	     /* micro-batches in flight; 0: 2 where they fit, 1 for inference */
 	int inference_only;  /* no gradients, no moments, activations of two layers */
 	int lora_rank;	     /* of attention; 0: 16, without an adapter no LoRA for inference */
 	int expert_rank;     /* 0: lora_rank */
@@ -652,6 +701,10 @@ struct moe_model_params {
 	const char *backward_weights;
 	const char *adapter_format; /* of saved adapters: "peft" (NULL), "per-expert", "kt" */
 	int skip_value_check;	    /* do not look for NaN and Inf in the weights */
+	enum moe_recompute recompute;
+	/* Of LoRA's inputs in training, in [0, 1). Masks follow from the trainer's seed, the step, and the place in the
+	 * step's batch and in the model. Not for a router's LoRA. */
+	double lora_dropout;
 	/* Experts that the checkpoint has in F32, F16 or BF16 become codes of this format ("int8", "int4", "fp8",
 	 * "mxfp4"); NULL, "keep": all weights stay as they are stored, quantised or not (docs/formats.md). */
 	const char *weights;
@@ -698,6 +751,12 @@ struct moe_model_info {
 	/* gradients and moments, touched by the workers of their NUMA nodes when the model was opened */
 	int64_t touched_bytes;
 	double touch_seconds;
+	/*
+	 * The memory plan, made before anything was allocated: bytes of the whole process at its peak, what it would
+	 * be with two micro-batches in flight and all activations kept, and what there is for it.
+	 */
+	int64_t planned_bytes, wanted_bytes, allowed_bytes;
+	int trained_layers, recomputed_layers; /* from the lowest trained one on; others keep activations */
 };
 
 MOE_API enum moe_status moe_model_open(struct moe_engine *engine,
@@ -745,9 +804,9 @@ MOE_API enum moe_status moe_model_loss(struct moe_model *model, const int32_t *i
 /* ---------------------------------------------------------------- trainer */
 
 /*
- * Fine-tunes a model's adapter on token files (made by python -m moesaic.data) and keeps the output
+ * Fine-tunes what a model's method says on token files (made by python -m moesaic.data) and keeps the output
  * directory: trainer_log.jsonl, trainer_state.json, training_loss.svg, checkpoint-N/, and at the
- * end the adapter. A step is submitted whole; the next one is submitted while it runs.
+ * end the adapter, or the model (moe_model_save). A step is submitted whole; the next one is submitted while it runs.
  */
 struct moe_trainer_params {
 	size_t struct_size;
@@ -894,6 +953,11 @@ struct moe_estimate {
 	char isa[32];		   /* kernel table that the prediction is for */
 	int calibrated;		   /* from measured rates (moe_machine_calibrate), not guessed ones */
 	const char *lacks; /* what training this architecture lacks; NULL: it is trained. Static */
+	/* what opening would choose for the model's memory_limit, or what this machine has */
+	int slots, trained_layers, recomputed_layers;
+	int64_t process; /* code and the runtime's own memory */
+	int64_t staging; /* of saving, or of loading where that is more than what comes after it */
+	int64_t wanted;	 /* total with two micro-batches in flight and all activations kept */
 };
 MOE_API enum moe_status moe_estimate(const struct moe_estimate_params *params,
 				     struct moe_estimate *out);
