@@ -87,7 +87,7 @@ class Full(Case):
     def test_refusals(self):
         full = ["--method", "full"]
         self.assertIn("quantised experts stay frozen", self.bad(2, *self.train_arguments(*full, "--weights", "int8")))
-        self.assertIn("bf16 masters", self.bad(3, *self.train_arguments(*full, "--memory-limit", "20MB")))
+        self.assertIn("masters bf16", self.bad(3, *self.train_arguments(*full, "--memory-limit", "20MB")))
         self.good(*self.train_arguments("--max-steps", 1))
         line = self.bad(2, *self.train_arguments(*full, "--overwrite", "--adapter", self.out))
         self.assertIn("method full has no adapter", line)
