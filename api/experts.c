@@ -20,14 +20,19 @@ static enum moe_status check_sizes(const struct moe_experts_params *p)
 	if (p->experts_per_token < 1 || p->experts_per_token > MOE_MAX_EXPERTS)
 		return moe_fail(MOE_ERR_ARG, "experts_per_token is %d; 1 to %d are possible",
 				p->experts_per_token, MOE_MAX_EXPERTS);
-	if (p->max_tokens < 0 || p->max_cache_depth < 0 || p->layer < 0 || p->layer > INT16_MAX ||
+	if (p->max_tokens < 0 || p->max_cache_depth < 0 || p->micro_batches < 0 || p->layer < 0 || p->layer > INT16_MAX ||
 	    p->expected_tokens < 0 || p->group_size < 0 || p->slices_i < 0 || p->slices_h < 0 ||
 	    p->lora_rank < 0)
 		return moe_fail(MOE_ERR_ARG,
-				"experts: max_tokens %d, max_cache_depth %d, layer %d, lora_rank %d, "
+				"experts: max_tokens %d, max_cache_depth %d, micro_batches %d, layer %d, lora_rank %d, "
 				"expected_tokens %d, group_size %d, slices %d and %d; none may be negative",
-				p->max_tokens, p->max_cache_depth, p->layer, p->lora_rank,
+				p->max_tokens, p->max_cache_depth, p->micro_batches, p->layer, p->lora_rank,
 				p->expected_tokens, p->group_size, p->slices_i, p->slices_h);
+	if (p->micro_batches > MOE_MAX(p->max_cache_depth, 1) + 1)
+		return moe_fail(MOE_ERR_ARG,
+				"experts: %d micro_batches beside each other need a max_cache_depth of %d at least, "
+				"it is %d",
+				p->micro_batches, p->micro_batches - 1, p->max_cache_depth);
 	if (matrix > MOE_MAX_BYTES || thin > MOE_MAX_BYTES)
 		return moe_fail(MOE_ERR_NOFIT,
 				"experts: %d experts, hidden %d, intermediate %d, rank %d are too large",
@@ -153,14 +158,19 @@ enum moe_status moe_experts_create(struct moe_engine *engine, const struct moe_e
 	l->dropout_step = -1;
 	if (!params->max_cache_depth)
 		l->params.max_cache_depth = 1;
+	if (!params->micro_batches)
+		l->params.micro_batches = 1;
 	if (params->train_base) /* masters are F32, and so is what is packed from them */
 		l->params.weight_dtype = MOE_F32;
 	MOE_TRY_GOTO(moe_ticket_create(engine, &l->ticket), st, fail);
 	MOE_TRY_GOTO(alloc_layer(l), st, fail);
 	MOE_TRY_GOTO(alloc_passes(l), st, fail);
 	MOE_TRY_GOTO(moe_space_attach(l), st, fail);
-	for (int i = 0; i < l->n_passes; i++)
-		l->pass[i].ring = (l->number + i) & 1; /* neighbours take turns in the ring of two */
+	for (int i = 0; i < l->n_passes; i++) {
+		l->pass[i].slot = i % l->params.micro_batches;
+		/* neighbours take turns in the ring of two */
+		l->pass[i].ring = (l->number + i / l->params.micro_batches) & 1;
+	}
 	*out = l;
 	return MOE_OK;
 fail:

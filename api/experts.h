@@ -11,6 +11,13 @@
 #define MOE_BOUND_LORA MOE_LORA_ARRAYS
 #define MOE_BOUND (MOE_LORA_ARRAYS + MOE_EXPERT_MATRICES)
 
+/* Buffers of one pass at a time, and their order. */
+struct moe_space_slot {
+	struct moe_experts_scratch scratch;
+	struct moe_slot_tensors tensors;
+	struct moe_stream out, grad_out[2], grad_x;
+};
+
 /*
  * What the passes of layers of one shape share: scratch, streams, their order, copies of weights for the
  * backward. lock is held while a pass is submitted, so that all layers see one order, and while it grows.
@@ -19,7 +26,7 @@ struct moe_space {
 	struct moe_space *next;
 	struct moe_space_key {
 		struct moe_engine *engine;
-		int E, k, H, I, r, P, G, slices_i, slices_h, ring;
+		int E, k, H, I, r, P, G, slices_i, slices_h, ring, slots;
 		enum moe_dtype dtype;
 		bool recompute;
 	} key;
@@ -28,9 +35,7 @@ struct moe_space {
 	int n_layers, numbers;		 /* numbers: given so far */
 	int capacity;			 /* tokens; -1: no buffers */
 	int64_t generation;		 /* changes with the buffers */
-	struct moe_experts_scratch scratch;
-	struct moe_slot_tensors slot;
-	struct moe_stream out, grad_out[2], grad_x;
+	struct moe_space_slot *slot;	 /* [key.slots] */
 	struct moe_backward_ring ring;
 	struct moe_ring_owner {
 		const struct moe_expert_layer *layer; /* whose copies of all experts these are; NULL: nobody's */
@@ -44,7 +49,8 @@ struct moe_experts_pass {
 	struct moe_experts_state state;
 	struct moe_stream x;
 	struct moe_tensor *plan;
-	int capacity, T, ring;
+	int capacity, T, ring, slot; /* of the space's */
+	int micro;	    /* of the step, from 0 */
 	int64_t generation; /* of the space's buffers that state points to */
 	int64_t used;	    /* order of forwards */
 	int64_t values;	    /* of the layer, when it ran forward */
@@ -68,6 +74,7 @@ struct moe_expert_layer {
 	struct moe_experts_pass *pass; /* [n_passes] */
 	int n_passes, kept;
 	int64_t forwards, steps;
+	int micro; /* forwards since the last update */
 	int64_t version, values; /* of the base weights; of all that a pass computes with */
 	int64_t *map;			  /* NULL: the same */
 	enum moe_dropout_mode dropout;
@@ -80,8 +87,9 @@ struct moe_expert_layer {
 	bool open;			       /* gradients hold published sums */
 	float window_scale;		       /* gradients are this times what the arrays hold */
 	struct moe_pending {
-		struct moe_experts_pass *pass; /* NULL: none */
-		bool accumulate, taken; /* taken: an update has used the gradients */
+		struct moe_experts_pass *pass; /* the latest one's; NULL: none */
+		/* accumulate: the first of them found an open window; taken: an update has used the gradients */
+		bool accumulate, taken;
 	} pending;
 	/* checkpoint */
 	enum moe_checkpoint checkpoint;
@@ -108,7 +116,22 @@ void moe_space_detach(struct moe_expert_layer *l);
 enum moe_status moe_space_reserve(struct moe_space *s, const struct moe_expert_layer *l, int T);
 void moe_space_release(struct moe_space *s);
 
+/* The pass's buffers, under the space's lock. */
+static inline struct moe_space_slot *moe_space_slot(const struct moe_expert_layer *l,
+						    const struct moe_experts_pass *p)
+{
+	return &l->space->slot[p->slot];
+}
+
 /* experts_window.c */
+/* Whether a backward may follow one that is pending. */
+bool moe_window_takes_several(const struct moe_expert_layer *l);
+/* moe_experts_update, of which o->norm is the caller's; between moe_submit_begin and _end. */
+enum moe_status moe_window_check_update(struct moe_expert_layer *l);
+enum moe_status moe_window_submit_update(struct moe_expert_layer *l, struct moe_ticket *ticket,
+					 const struct moe_optimizer_step *o);
+/* After all of it was submitted (or, st, in part). */
+void moe_window_updated(struct moe_expert_layer *l, int64_t step);
 enum moe_status moe_window_state(struct moe_expert_layer *l, enum moe_window *out);
 /* Ends the pending backward: published, or an error and closed. */
 enum moe_status moe_window_publish(struct moe_expert_layer *l);

@@ -37,7 +37,10 @@ static enum moe_status check_forward(const struct moe_expert_layer *l, const str
 	return MOE_OK;
 }
 
-/* One that nothing is kept in: idle if there is one, else the one used longest ago. */
+/*
+ * One that nothing is kept in: idle if there is one, else the one used longest ago. That one at once where
+ * micro-batches have buffers of their own: then those of all layers take turns in the same order.
+ */
 static struct moe_experts_pass *choose_pass(struct moe_expert_layer *l)
 {
 	struct moe_experts_pass *best = NULL;
@@ -47,7 +50,7 @@ static struct moe_experts_pass *choose_pass(struct moe_expert_layer *l)
 
 		if (p->kept)
 			continue;
-		if (moe_ticket_done(p->ticket))
+		if (l->params.micro_batches == 1 && moe_ticket_done(p->ticket))
 			return p;
 		if (!best || p->used < best->used)
 			best = p;
@@ -96,8 +99,8 @@ static enum moe_status pass_prepare(struct moe_expert_layer *l, struct moe_exper
 		}
 	}
 	if (p->T != T || p->generation != s->generation) {
-		moe_experts_state_bind(&p->state, &l->layer, &s->scratch, p->ring, T);
-		p->state.grad_out = s->grad_out[p->ring].data;
+		moe_experts_state_bind(&p->state, &l->layer, &s->slot[p->slot].scratch, p->ring, T);
+		p->state.grad_out = s->slot[p->slot].grad_out[p->ring].data;
 		p->T = T;
 		p->generation = s->generation;
 	}
@@ -111,7 +114,7 @@ static struct moe_moe_pass graph_pass(struct moe_expert_layer *l, struct moe_exp
 		.layer = &l->layer,
 		.state = &p->state,
 		.lt = &l->tensors,
-		.st = &s->slot,
+		.st = &s->slot[p->slot].tensors,
 		.plan = p->plan,
 		.ring = p->ring,
 		.has_grads = l->layer.r > 0,
@@ -122,17 +125,24 @@ static struct moe_moe_pass graph_pass(struct moe_expert_layer *l, struct moe_exp
 	return g;
 }
 
+/* Deeper is more urgent: up the layers, then down again, whatever their number. */
+static int depth_of(const struct moe_expert_layer *l, bool backward)
+{
+	return MOE_PRIORITY_LAYER * (backward ? 2 * (INT16_MAX + 1) - l->params.layer : l->params.layer);
+}
+
 static enum moe_status submit_forward(struct moe_expert_layer *l, struct moe_experts_pass *p,
 				      const struct moe_array *x, const struct moe_array *out)
 {
-	struct moe_context c = moe_experts_context(l, p->ticket, MOE_PHASE_FORWARD, 0);
+	struct moe_context c = moe_experts_context(l, p->ticket, MOE_PHASE_FORWARD, depth_of(l, false));
 	struct moe_moe_pass g = graph_pass(l, p);
-	struct moe_space *s = l->space;
+	struct moe_stream *y = &moe_space_slot(l, p)->out;
 
+	c.micro = p->micro;
 	/* the pass is idle: nothing reads the x of its last forward any more */
 	MOE_TRY(moe_submit_copy(&c, &p->x, x, true, p->state.x16));
-	MOE_TRY(moe_graph_moe_forward(&c, &g, &p->x, NULL, &s->out));
-	return moe_submit_copy(&c, &s->out, out, false, NULL);
+	MOE_TRY(moe_graph_moe_forward(&c, &g, &p->x, NULL, y));
+	return moe_submit_copy(&c, y, out, false, NULL);
 }
 
 /* A graph that was submitted in part still uses the caller's arrays, which the error frees. */
@@ -154,7 +164,8 @@ static enum moe_status run_forward(struct moe_expert_layer *l, struct moe_expert
 	};
 	moe_take_routing(&l->layer, &p->state.plan, ids, weights, T);
 	moe_stream_resize(&p->x, T);
-	moe_stream_resize(&l->space->out, T);
+	moe_stream_resize(&moe_space_slot(l, p)->out, T);
+	p->micro = l->micro;
 	MOE_TRY(moe_submit_begin(l->engine));
 	st = submit_forward(l, p, x, out);
 	moe_submit_end(l->engine);
@@ -178,6 +189,7 @@ static enum moe_status forward(struct moe_expert_layer *l, const struct moe_arra
 	pthread_mutex_unlock(&l->space->lock);
 	MOE_TRY(st);
 	p->used = ++l->forwards;
+	l->micro++;
 	p->values = l->values;
 	p->kept = save;
 	l->kept += save;
@@ -258,7 +270,7 @@ static enum moe_status check_backward(struct moe_expert_layer *l, const struct m
 	if (!p)
 		return moe_fail(MOE_ERR_STATE,
 				"no forward is kept: run moe_experts_forward with save first");
-	if (l->pending.pass)
+	if (l->pending.pass && !moe_window_takes_several(l))
 		return moe_fail(MOE_ERR_STATE,
 				"a backward is pending: call moe_experts_wait before the next one");
 	if (!(scale > 0 && scale <= 3e38))
@@ -290,24 +302,25 @@ static enum moe_status submit_backward(struct moe_expert_layer *l, struct moe_ex
 				       const struct moe_array *grad_x,
 				       const struct moe_array *grad_weights)
 {
-	struct moe_context c = moe_experts_context(l, p->ticket, MOE_PHASE_BACKWARD, 100);
+	struct moe_context c = moe_experts_context(l, p->ticket, MOE_PHASE_BACKWARD, depth_of(l, true));
 	struct moe_moe_pass g = graph_pass(l, p);
-	struct moe_space *s = l->space;
+	struct moe_space_slot *s = moe_space_slot(l, p);
 	struct moe_stream *go = &s->grad_out[p->ring];
 	struct moe_norm_bwd norm = { 0 };
 
+	c.micro = p->micro;
 	g.copies_ready = copies_ready(l);
 	if (!first && (float)scale != l->window_scale)
 		MOE_TRY(moe_graph_moe_rescale(&c, &l->layer, &l->tensors,
 					      l->window_scale / (float)scale));
 	l->window_scale = (float)scale;
 	/* the late readers of what this ring entry held name its join */
-	MOE_TRY(moe_task_join(&c, NULL, 0, go->users, s->slot.grad_out[p->ring].out));
+	MOE_TRY(moe_task_join(&c, NULL, 0, go->users, s->tensors.grad_out[p->ring].out));
 	MOE_TRY(moe_submit_copy(&c, go, grad_out, true, NULL));
 	MOE_TRY(moe_graph_moe_backward(&c, &g, &p->x, go, &norm, NULL, first, &s->grad_x));
 	MOE_TRY(moe_submit_copy(&c, &s->grad_x, grad_x, false, NULL));
 	if (grad_weights)
-		MOE_TRY(moe_submit_grad_weights(&c, &l->layer, &p->state.plan, &s->slot, p->T,
+		MOE_TRY(moe_submit_grad_weights(&c, &l->layer, &p->state.plan, &s->tensors, p->T,
 						grad_weights));
 	return moe_window_submit_exchange(&c, l, MOE_PUBLISH, true, true);
 }
@@ -317,10 +330,11 @@ static enum moe_status run_backward(struct moe_expert_layer *l, struct moe_exper
 				    const struct moe_array *grad_x,
 				    const struct moe_array *grad_weights)
 {
-	struct moe_space *s = l->space;
+	struct moe_space_slot *s;
 	enum moe_status st;
 
 	MOE_TRY(pass_prepare(l, p, p->T)); /* the space's buffers may be others since the forward */
+	s = moe_space_slot(l, p);
 	moe_stream_resize(&s->grad_out[p->ring], p->T);
 	moe_stream_resize(&s->grad_x, p->T);
 	MOE_TRY(moe_submit_begin(l->engine));
@@ -338,6 +352,7 @@ static enum moe_status backward(struct moe_expert_layer *l, const struct moe_arr
 	struct moe_experts_pass *p = latest(l);
 	enum moe_window window;
 	enum moe_status st;
+	bool more; /* it adds to one that is pending */
 
 	MOE_TRY(check_backward(l, p, grad_out, scale, grad_x, grad_weights));
 	MOE_TRY(moe_window_state(l, &window));
@@ -346,8 +361,9 @@ static enum moe_status backward(struct moe_expert_layer *l, const struct moe_arr
 		return moe_fail(MOE_ERR_STATE, "weights or LoRA were changed after the forward, which is used "
 					       "up: run it again");
 	}
+	more = l->pending.pass && !l->pending.taken;
 	pthread_mutex_lock(&l->space->lock);
-	st = run_backward(l, p, window != MOE_WINDOW_OPEN, scale, grad_out, grad_x, grad_weights);
+	st = run_backward(l, p, window != MOE_WINDOW_OPEN && !more, scale, grad_out, grad_x, grad_weights);
 	pthread_mutex_unlock(&l->space->lock);
 	forget(l, p);
 	if (st != MOE_OK) {
@@ -356,7 +372,10 @@ static enum moe_status backward(struct moe_expert_layer *l, const struct moe_arr
 				       "window is closed");
 	}
 	if (window != MOE_WINDOW_EMPTY)
-		l->pending = (struct moe_pending){ .pass = p, .accumulate = window == MOE_WINDOW_OPEN };
+		l->pending = (struct moe_pending){
+			.pass = p,
+			.accumulate = more ? l->pending.accumulate : window == MOE_WINDOW_OPEN,
+		};
 	*used = p;
 	return MOE_OK;
 }
@@ -433,7 +452,7 @@ enum moe_status moe_experts_wait(struct moe_expert_layer *l)
 
 static enum moe_status repack(struct moe_expert_layer *l)
 {
-	struct moe_context c = moe_experts_context(l, l->ticket, MOE_PHASE_BACKWARD, 100);
+	struct moe_context c = moe_experts_context(l, l->ticket, MOE_PHASE_BACKWARD, depth_of(l, true));
 	struct moe_space *s = l->space;
 	struct moe_ring_owner *o = s->ring.n ? &s->owner[l->number % s->ring.n] : NULL;
 	enum moe_status st;

@@ -23,6 +23,7 @@ static struct moe_space_key key_of(const struct moe_expert_layer *l)
 	k.slices_i = l->cut.slices_i;
 	k.slices_h = l->cut.slices_h;
 	k.ring = l->backward.mode == MOE_BACKWARD_SHARED ? l->backward.ring : 0;
+	k.slots = l->params.micro_batches;
 	k.dtype = l->params.weight_dtype;
 	k.recompute = l->layer.recompute;
 	return k;
@@ -33,6 +34,7 @@ static void space_free(struct moe_space *s)
 	moe_space_release(s);
 	moe_backward_ring_destroy(s->key.engine, &s->ring);
 	moe_free(s->owner);
+	moe_free(s->slot);
 	pthread_mutex_destroy(&s->lock);
 	moe_free(s);
 }
@@ -48,7 +50,10 @@ static enum moe_status space_create(const struct moe_expert_layer *l, const stru
 	s->key = *key;
 	s->capacity = -1;
 	pthread_mutex_init(&s->lock, NULL);
-	if (key->ring) {
+	s->slot = moe_calloc((size_t)key->slots, sizeof *s->slot);
+	if (!s->slot)
+		st = moe_fail(MOE_ERR_NOMEM, "no memory for a layer's experts");
+	if (st == MOE_OK && key->ring) {
 		s->owner = moe_calloc((size_t)key->ring, sizeof *s->owner);
 		st = s->owner ? moe_backward_ring_create(key->engine, &l->layer, key->dtype, key->ring,
 							 &s->ring)
@@ -125,14 +130,31 @@ void moe_space_release(struct moe_space *s)
 
 	if (s->capacity < 0)
 		return;
-	moe_slot_tensors_destroy(e, &s->slot);
-	moe_stream_destroy(e, &s->out);
-	moe_stream_destroy(e, &s->grad_x);
-	for (int i = 0; i < 2; i++)
-		moe_stream_destroy(e, &s->grad_out[i]);
-	moe_experts_scratch_free(e, &s->scratch, s->key.P);
+	for (int i = 0; i < s->key.slots; i++) {
+		struct moe_space_slot *b = &s->slot[i];
+
+		moe_slot_tensors_destroy(e, &b->tensors);
+		moe_stream_destroy(e, &b->out);
+		moe_stream_destroy(e, &b->grad_x);
+		for (int j = 0; j < 2; j++)
+			moe_stream_destroy(e, &b->grad_out[j]);
+		moe_experts_scratch_free(e, &b->scratch, s->key.P);
+	}
 	s->capacity = -1;
 	s->generation++;
+}
+
+static enum moe_status slot_alloc(struct moe_space *s, const struct moe_expert_layer *l, int T,
+				  struct moe_space_slot *b)
+{
+	struct moe_engine *e = s->key.engine;
+
+	MOE_TRY(moe_stream_create(e, "out", T, s->key.H, &b->out));
+	MOE_TRY(moe_stream_create(e, "grad_x", T, s->key.H, &b->grad_x));
+	for (int i = 0; i < 2; i++)
+		MOE_TRY(moe_stream_create(e, "grad_out", T, s->key.H, &b->grad_out[i]));
+	MOE_TRY(moe_experts_scratch_alloc(e, &l->layer, T, true, &b->scratch));
+	return moe_slot_tensors_create(e, s->key.P, s->key.G, T, s->key.H, &l->cut, false, &b->tensors);
 }
 
 static enum moe_status space_alloc(struct moe_space *s, const struct moe_expert_layer *l, int T)
@@ -141,12 +163,8 @@ static enum moe_status space_alloc(struct moe_space *s, const struct moe_expert_
 	size_t scratch = moe_experts_worker_scratch(&l->layer, T);
 
 	s->capacity = T;
-	MOE_TRY(moe_stream_create(e, "out", T, s->key.H, &s->out));
-	MOE_TRY(moe_stream_create(e, "grad_x", T, s->key.H, &s->grad_x));
-	for (int i = 0; i < 2; i++)
-		MOE_TRY(moe_stream_create(e, "grad_out", T, s->key.H, &s->grad_out[i]));
-	MOE_TRY(moe_experts_scratch_alloc(e, &l->layer, T, true, &s->scratch));
-	MOE_TRY(moe_slot_tensors_create(e, s->key.P, s->key.G, T, s->key.H, &l->cut, false, &s->slot));
+	for (int i = 0; i < s->key.slots; i++)
+		MOE_TRY(slot_alloc(s, l, T, &s->slot[i]));
 	return moe_engine_reserve_scratch(e, MOE_MAX(scratch, moe_exchange_scratch(&l->layer)));
 }
 

@@ -405,15 +405,24 @@ enum moe_status moe_experts_bind_base(struct moe_expert_layer *l, struct moe_gra
 
 /* ---- moesaic's AdamW ---- */
 
-static enum moe_status check_update(struct moe_expert_layer *l)
+static bool has_buffers(const struct moe_expert_layer *l)
 {
-	bool buffers = l->bound[0] ? l->buffer[0].data != NULL : false;
+	return (l->bound[0] && l->buffer[0].data) ||
+	       (l->bound[MOE_BOUND_LORA] && l->buffer[MOE_BOUND_LORA].data);
+}
+
+bool moe_window_takes_several(const struct moe_expert_layer *l)
+{
+	return l->params.micro_batches > 1 && !has_buffers(l);
+}
+
+enum moe_status moe_window_check_update(struct moe_expert_layer *l)
+{
 	enum moe_window window;
 
-	buffers |= l->bound[MOE_BOUND_LORA] && l->buffer[MOE_BOUND_LORA].data;
 	if (!trains(l))
 		return moe_fail(MOE_ERR_STATE, "nothing is trained here: no LoRA, no train_base");
-	if (l->pending.pass && (buffers || l->pending.taken))
+	if (l->pending.pass && (has_buffers(l) || l->pending.taken))
 		return moe_fail(MOE_ERR_STATE, "a backward is pending: call moe_experts_wait first");
 	if (l->pending.pass)
 		return MOE_OK;
@@ -423,28 +432,24 @@ static enum moe_status check_update(struct moe_expert_layer *l)
 		       : moe_fail(MOE_ERR_STATE, "update needs a backward since the last update");
 }
 
-static enum moe_status submit_update(struct moe_expert_layer *l, const struct moe_optimizer_step *o)
+enum moe_status moe_window_submit_update(struct moe_expert_layer *l, struct moe_ticket *ticket,
+					 const struct moe_optimizer_step *step)
 {
-	struct moe_context c = moe_experts_context(l, l->ticket, MOE_PHASE_UPDATE, 0);
+	struct moe_context c = moe_experts_context(l, ticket, MOE_PHASE_UPDATE, 0);
+	struct moe_optimizer_step o = *step;
 
+	o.adamw.grad_scale = l->window_scale;
 	if (l->layer.r)
-		MOE_TRY(moe_graph_moe_update(&c, &l->layer, &l->tensors, o));
+		MOE_TRY(moe_graph_moe_update(&c, &l->layer, &l->tensors, &o));
 	if (l->params.train_base)
-		MOE_TRY(moe_graph_moe_update_base(&c, &l->layer, &l->tensors, o));
+		MOE_TRY(moe_graph_moe_update_base(&c, &l->layer, &l->tensors, &o));
 	return moe_window_submit_exchange(&c, l, MOE_GIVE, true, true);
 }
 
-static enum moe_status update(struct moe_expert_layer *l, const struct moe_adamw_params *p)
+void moe_window_updated(struct moe_expert_layer *l, int64_t step)
 {
-	struct moe_optimizer_step o = { .adamw = moe_adamw_of(p, l->steps) };
 	struct moe_pending pending = l->pending;
-	enum moe_status st;
 
-	MOE_TRY(check_update(l));
-	o.adamw.grad_scale = l->window_scale;
-	MOE_TRY(moe_submit_begin(l->engine));
-	st = submit_update(l, &o);
-	moe_submit_end(l->engine);
 	l->version += l->params.train_base;
 	l->values++;
 	moe_window_close(l);
@@ -452,7 +457,20 @@ static enum moe_status update(struct moe_expert_layer *l, const struct moe_adamw
 		l->pending = pending;
 		l->pending.taken = true;
 	}
-	l->steps = o.adamw.step;
+	l->steps = step;
+	l->micro = 0;
+}
+
+static enum moe_status update(struct moe_expert_layer *l, const struct moe_adamw_params *p)
+{
+	struct moe_optimizer_step o = { .adamw = moe_adamw_of(p, l->steps) };
+	enum moe_status st;
+
+	MOE_TRY(moe_window_check_update(l));
+	MOE_TRY(moe_submit_begin(l->engine));
+	st = moe_window_submit_update(l, l->ticket, &o);
+	moe_submit_end(l->engine);
+	moe_window_updated(l, o.adamw.step);
 	if (st == MOE_OK)
 		return MOE_OK;
 	moe_ticket_drain(l->ticket);

@@ -91,7 +91,8 @@ enum moe_status moe_convert_model(const struct moe_convert_model_params *p,
 	return moe_convert_model_run(p, NULL, NULL, result ? result : &own);
 }
 
-enum moe_status moe_inspect(const char *path, char **json)
+enum moe_status moe_inspect_with(const char *path, const struct moe_inspect_params *params,
+				 char **json)
 {
 	enum moe_status status;
 	cJSON *o = NULL;
@@ -99,8 +100,10 @@ enum moe_status moe_inspect(const char *path, char **json)
 
 	if (!path || !json)
 		return moe_fail(MOE_ERR_ARG, "path or json is NULL");
+	if (params && params->struct_size < sizeof *params)
+		return moe_fail(MOE_ERR_ARG, "inspect params: struct_size is not set");
 	*json = NULL;
-	status = moe_inspect_path(path, &o);
+	status = moe_inspect_path(path, params, &o);
 	if (status != MOE_OK)
 		return status;
 	text = cJSON_PrintUnformatted(o);
@@ -108,6 +111,11 @@ enum moe_status moe_inspect(const char *path, char **json)
 	cJSON_free(text);
 	cJSON_Delete(o);
 	return *json ? MOE_OK : moe_fail(MOE_ERR_NOMEM, "out of memory");
+}
+
+enum moe_status moe_inspect(const char *path, char **json)
+{
+	return moe_inspect_with(path, NULL, json);
 }
 
 void moe_text_free(char *text)

@@ -116,6 +116,7 @@ enum moe_status moe_machine_use(const struct moe_engine *e)
 	struct lookup l;
 	enum moe_status st;
 
+	MOE_TRY(moe_compute_check());
 	MOE_TRY(moe_kernels_select(moe_engine_isa(e)));
 	if (!moe_engine_is_dry(e)) /* another table than at moe_engine_open where MOESAIC_ISA has changed */
 		MOE_TRY(moe_kernels_enable(moe_kernels()));

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "api/pass.h"
+#include "api/rows.h"
 
 #include <math.h>
 
@@ -29,7 +30,7 @@ enum moe_status moe_check_float_matrix(const char *name, const struct moe_array 
 	if (a->dtype > MOE_F64)
 		return moe_fail(MOE_ERR_ARG, "%s has dtype %s; a float type is expected", name,
 				moe_dtype_name(a->dtype));
-	return MOE_OK;
+	return moe_rows_check(name, a);
 }
 
 static int64_t element(const struct moe_array *a, int64_t i, int64_t j)
@@ -112,8 +113,10 @@ enum moe_status moe_submit_copy(const struct moe_context *c, struct moe_stream *
 					      .rows16 = rows16,
 					      .ld16 = moe_width(s->n) };
 
-		MOE_TRY(load ? moe_task_load(c, &args, i, s->users, s->block[i])
-			     : moe_task_store(c, &args, i, s->block[i]));
+		struct moe_tensor *rows = moe_rows_tensor(a, i);
+
+		MOE_TRY(load ? moe_task_load(c, &args, i, rows, s->users, s->block[i])
+			     : moe_task_store(c, &args, i, s->block[i], rows));
 	}
 	return MOE_OK;
 }
@@ -129,7 +132,7 @@ enum moe_status moe_submit_grad_weights(const struct moe_context *c, const struc
 					      .t0 = moe_block_begin(i),
 					      .t1 = moe_block_end(i, T) };
 
-		MOE_TRY(moe_task_store(c, &args, i, slot->route_bwd[i]));
+		MOE_TRY(moe_task_store(c, &args, i, slot->route_bwd[i], moe_rows_tensor(a, i)));
 	}
 	return MOE_OK;
 }

@@ -13,6 +13,8 @@ void moe_param_pack(const struct moe_param *p, int e, int64_t first, int64_t cou
 	const float *src = p->value + (int64_t)e * p->piece;
 	const struct moe_kernels *k = moe_kernels();
 
+	if (p->weight)
+		k->weight_repack(&p->weight[e], src + first * p->cols, first, first + count);
 	for (int i = 0; i < p->stack && p->packed; i++, src += p->rows * p->cols) {
 		int64_t n0 = MOE_MAX(first - i * p->rows, 0);
 		int64_t n1 = MOE_MIN(first + count - i * p->rows, p->rows);
@@ -170,12 +172,18 @@ int64_t moe_experts_pack_coded(const struct moe_experts *l, enum moe_expert_matr
 {
 	const struct moe_experts_part *p = &l->part[part];
 	struct moe_coded_window w = { .n0 = n0, .n = l->H, .k0 = p->i0, .k = p->I, .step = step };
+	struct moe_weight *W = weight_of(p, which, expert);
+	int64_t nan;
 
 	if (which != MOE_DOWN)
 		w = (struct moe_coded_window){
 			.n0 = n0 + p->i0 * step, .n = p->I, .k = l->H, .step = step
 		};
-	return moe_coded_pack(moe_coded_order(moe_kernels()), weight_of(p, which, expert), q, &w);
+	nan = moe_coded_pack(moe_coded_order(moe_kernels()), W, q, &w);
+	/* h has heavier tails than x: in 8 bits it makes most of an expert's error (docs/formats.md) */
+	if (which == MOE_DOWN && W->coding.compute == MOE_COMPUTE_INT8)
+		W->coding.compute = MOE_COMPUTE_INT16;
+	return nan;
 }
 
 struct moe_view moe_lora_view(const struct moe_experts *l, enum moe_lora_array a, int part)

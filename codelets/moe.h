@@ -31,6 +31,8 @@ struct moe_param {
 	int stack;
 	int64_t rows, cols;
 	float pack_scale;
+	/* [pieces] the packed weights of trained base matrices, which the update renews; NULL: a repack task does */
+	struct moe_weight *weight;
 	/*
 	 * Where packed bf16 weights are their own masters (value NULL): piece e is rows own_row.. of own[e], own_row a
 	 * multiple of 16. For the rounding (codelets/rounding.h): key of the whole array, and where the pieces and

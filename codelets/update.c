@@ -6,13 +6,16 @@
 
 #include <math.h>
 
-#define UPDATE_ELEMENTS 8192 /* of one call: what is updated is still in L1 and L2 when it is packed */
+/* of one call: what is updated is still in L1 (LoRA) or L2 when it is packed */
+#define UPDATE_ELEMENTS 8192
+#define UPDATE_BASE_ELEMENTS 65536
 
 /* One piece by runs of rows that begin at a panel of their matrix. */
 static void update_piece(const struct moe_param *p, int e, const struct moe_adamw *adamw)
 {
 	int64_t rows = p->stack * p->rows;
-	int64_t run = MOE_MAX(UPDATE_ELEMENTS / MOE_MAX(p->cols, 1) / 16, 1) * 16;
+	int64_t most = p->weight ? UPDATE_BASE_ELEMENTS : UPDATE_ELEMENTS;
+	int64_t run = MOE_MAX(most / MOE_MAX(p->cols, 1) / 16, 1) * 16;
 
 	for (int64_t n0 = 0; n0 < rows;) {
 		int64_t matrix_end = (n0 / p->rows + 1) * p->rows;
@@ -76,15 +79,17 @@ static void run(const void *args, struct moe_worker *worker)
 		const struct moe_range *r = &a->range[i];
 		int64_t at = r->e0 * r->param->piece;
 
+		bool packs = r->param->packed || r->param->weight;
+
 		for (int e = r->e0; r->param->own && e < r->e1; e++)
 			update_own(r->param, e, &adamw, worker->scratch);
 		if (r->param->own)
 			continue;
-		if (!r->param->packed)
+		if (!packs)
 			moe_kernels()->adamw((r->e1 - r->e0) * r->param->piece, r->param->value + at,
 					     r->param->grad + at, r->param->m + at, r->param->v + at,
 					     &adamw);
-		for (int e = r->e0; r->param->packed && e < r->e1; e++)
+		for (int e = r->e0; packs && e < r->e1; e++)
 			update_piece(r->param, e, &adamw);
 	}
 }
@@ -92,12 +97,17 @@ static void run(const void *args, struct moe_worker *worker)
 static double cost_us(const void *args)
 {
 	const struct moe_update_args *a = args;
-	double n = 0;
+	double n = 0, packed = 0;
 
-	for (int i = 0; i < a->n; i++)
-		n += (double)((a->range[i].e1 - a->range[i].e0) * a->range[i].param->piece);
+	for (int i = 0; i < a->n; i++) {
+		const struct moe_param *p = a->range[i].param;
+		double elements = (double)((a->range[i].e1 - a->range[i].e0) * p->piece);
+
+		n += elements;
+		packed += p->weight ? elements * moe_weight_bytes_each(p->weight) : 0;
+	}
 	/* value, gradient and both moments come, all but the gradient go back */
-	return moe_task_us() + moe_stream_us(4 * n * sizeof(float), 3 * n * sizeof(float));
+	return moe_task_us() + moe_stream_us(4 * n * sizeof(float), 3 * n * sizeof(float) + packed);
 }
 
 MOE_CODELET_AT(update, run, cost_us, MOE_HOME_PART);

@@ -56,7 +56,8 @@ static enum moe_status check_same(const struct moe_engine *e, const struct moe_e
 		return MOE_OK;
 	MOE_TRY(moe_parts_from_specs(e, p->part_specs, parts));
 	for (int i = 0; i < e->n_parts; i++)
-		if (memcmp(&parts[i], &e->parts[i], sizeof *parts))
+		if (parts[i].node != e->parts[i].node ||
+		    memcmp(parts[i].mask, e->parts[i].mask, sizeof parts[i].mask))
 			return moe_fail(MOE_ERR_CONFIG,
 					"the engine is open with another part_specs[%d]", i);
 	return MOE_OK;
@@ -131,6 +132,7 @@ static enum moe_status open_engine(const struct moe_engine_params *p, struct moe
 	MOE_TRY_GOTO(moe_starpu_start(e, workers), st, fail);
 	started = true;
 	MOE_TRY_GOTO(moe_parts_make(e, p), st, fail);
+	moe_lanes_start(e);
 	for (int w = 0; w < e->n_workers; w++) {
 		e->workers[w].engine = e;
 		e->workers[w].index = w;
@@ -138,6 +140,7 @@ static enum moe_status open_engine(const struct moe_engine_params *p, struct moe
 	rc = pthread_create(&e->idle_thread, NULL, moe_idle_main, e);
 	if (rc) {
 		st = moe_fail(MOE_ERR_RUNTIME, "cannot create a thread: %s", strerror(rc));
+		moe_lanes_stop(e);
 		goto fail;
 	}
 	*out = e;
@@ -298,6 +301,7 @@ enum moe_status moe_engine_close(struct moe_engine *e)
 	pthread_cond_broadcast(&e->idle_changed);
 	pthread_mutex_unlock(&e->idle_lock);
 	pthread_join(e->idle_thread, NULL);
+	moe_lanes_stop(e);
 	starpu_shutdown();
 	singleton = NULL;
 	destroy(e);

@@ -58,6 +58,7 @@ struct moe_task_desc {
 	int priority; /* clamped to the policy's range */
 	struct moe_tag tag;
 	struct moe_ticket *ticket; /* may be NULL */
+	bool streams; /* it moves memory and computes little: runs beside few others like it (engine/lanes.c) */
 };
 
 /* The lock: see the head of this file. begin fails after fork, in a task and where this thread has

@@ -14,6 +14,7 @@
 
 #define MOE_MAX_PARTS 32
 #define MOE_MASK_WORDS ((STARPU_NMAXWORKERS + 31) / 32)
+#define MOE_LANES 16 /* of a part, at most */
 
 struct moe_part {
 	int node; /* NUMA node, logical */
@@ -63,6 +64,10 @@ struct moe_engine {
 	struct moe_topology topology;
 	int n_workers, n_parts, dry_workers;
 	struct moe_part parts[MOE_MAX_PARTS];
+	struct moe_lanes { /* of a part; engine/lanes.c */
+		starpu_data_handle_t handle[MOE_LANES];
+		unsigned next;
+	} lanes[MOE_MAX_PARTS];
 	int min_priority, max_priority;
 
 	pthread_mutex_t lock; /* submission, tensors; error-checking: see moe_engine_lock */
@@ -196,5 +201,11 @@ void moe_memory_visit(struct moe_engine *e, void (*fn)(const char *purpose, int 
 void *moe_idle_main(void *engine);
 void moe_idle_apply_pause(struct moe_engine *e); /* under idle_lock */
 void moe_idle_drain(struct moe_engine *e, atomic_llong *count);
+
+/* lanes.c; between StarPU's start and its end, nothing outstanding */
+void moe_lanes_start(struct moe_engine *e);
+void moe_lanes_stop(struct moe_engine *e);
+/* For the next task of a part (-1: any) that moves memory. Under the lock. */
+starpu_data_handle_t moe_lane_next(struct moe_engine *e, int part);
 
 #endif

@@ -158,16 +158,17 @@ static enum moe_status check_access(struct moe_engine *e, const struct moe_task_
 	return MOE_OK;
 }
 
-static enum moe_status set_handles(struct starpu_task *t, const struct moe_task_desc *d)
+static enum moe_status set_handles(struct moe_engine *e, struct starpu_task *t,
+				   const struct moe_task_desc *d)
 {
 	starpu_data_handle_t *handles = t->handles;
 	enum starpu_data_access_mode *modes = t->modes;
 
-	t->nbuffers = d->n_access;
-	if (d->n_access > STARPU_NMAXBUFS) {
+	t->nbuffers = d->n_access + d->streams;
+	if (t->nbuffers > STARPU_NMAXBUFS) {
 		/* StarPU releases these with free() */
-		t->dyn_handles = malloc((size_t)d->n_access * sizeof *t->dyn_handles);
-		t->dyn_modes = malloc((size_t)d->n_access * sizeof *t->dyn_modes);
+		t->dyn_handles = malloc((size_t)t->nbuffers * sizeof *t->dyn_handles);
+		t->dyn_modes = malloc((size_t)t->nbuffers * sizeof *t->dyn_modes);
 		if (!t->dyn_handles || !t->dyn_modes)
 			return moe_fail(MOE_ERR_NOMEM, "no memory for a task");
 		handles = t->dyn_handles;
@@ -178,6 +179,10 @@ static enum moe_status set_handles(struct starpu_task *t, const struct moe_task_
 		modes[i] = d->access[i].mode == MOE_R	? STARPU_R
 			   : d->access[i].mode == MOE_W ? STARPU_W
 							: STARPU_RW;
+	}
+	if (d->streams) {
+		handles[d->n_access] = moe_lane_next(e, d->tag.part);
+		modes[d->n_access] = STARPU_W | STARPU_COMMUTE;
 	}
 	return MOE_OK;
 }
@@ -278,7 +283,7 @@ enum moe_status moe_submit(struct moe_engine *e, const struct moe_task_desc *d)
 		t->prologue_callback_pop_arg = r;
 	}
 	t->priority = MOE_MIN(MOE_MAX(d->priority, e->min_priority), e->max_priority);
-	MOE_TRY_GOTO(set_handles(t, d), st, fail);
+	MOE_TRY_GOTO(set_handles(e, t, d), st, fail);
 	set_mask(e, t, d->tag.part);
 	if (e->observer.submitted || e->recorder)
 		MOE_TRY_GOTO(track(e, d, r->id), st, fail);

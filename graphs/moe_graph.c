@@ -486,12 +486,13 @@ enum moe_status moe_graph_moe_update_base(const struct moe_context *c, const str
 		int p = i / l->G, g = i % l->G;
 		struct moe_update_args a = { .adamw = o->adamw, .norm = o->norm };
 		struct moe_repack_args again = { .layer = l, .part = p, .group = g };
-		bool own = l->part[p].base[MOE_GATE].own != NULL;
+		struct moe_tensor *params[2] = { lt->masters ? lt->masters[i] : NULL, lt->weights[i] };
+		bool own = l->part[p].base[MOE_GATE].own != NULL, packs = l->part[p].base[MOE_GATE].weight != NULL;
 
 		base_ranges(l, i, &a);
-		MOE_TRY(moe_task_update(c, &a, g, p, &lt->grad_base[i], 1, norm,
-					own ? &lt->weights[i] : &lt->masters[i], 1));
-		if (!own || l->transposed)
+		MOE_TRY(moe_task_update(c, &a, g, p, &lt->grad_base[i], 1, norm, own ? params + 1 : params,
+					packs ? 2 : 1));
+		if (l->transposed || (!own && !packs))
 			MOE_TRY(moe_task_repack(c, &again, own ? NULL : lt->masters[i], lt->weights[i]));
 	}
 	return moe_graph_moe_update_router(c, l, lt, o);

@@ -102,7 +102,10 @@ struct moe_optimizer_step {
 enum moe_status moe_graph_moe_update_router(const struct moe_context *c, const struct moe_experts *l,
 					    struct moe_layer_tensors *lt,
 					    const struct moe_optimizer_step *o);
-/* The same on base and router weights; a (part, group)'s weights are packed anew as soon as it is done. */
+/*
+ * The same on base and router weights. The update packs a (part, group)'s weights as it goes; where there are
+ * resident copies a repack follows.
+ */
 enum moe_status moe_graph_moe_update_base(const struct moe_context *c, const struct moe_experts *l,
 					  struct moe_layer_tensors *lt,
 					  const struct moe_optimizer_step *o);

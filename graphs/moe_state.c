@@ -88,13 +88,18 @@ static struct moe_param shape_base(int64_t n, int64_t k)
 	return (struct moe_param){ .stack = 1, .rows = n, .cols = k, .piece = n * k };
 }
 
+static struct moe_weight *matrices_of(struct moe_experts_part *part, enum moe_expert_matrix which)
+{
+	return which == MOE_GATE ? part->gate : which == MOE_UP ? part->up : part->down;
+}
+
 /* Its bf16 weights are its masters: where they are in the layer's whole array. */
 static void base_own(struct moe_experts_part *part, enum moe_expert_matrix which,
 		     const struct moe_experts_shape *s)
 {
 	struct moe_param *p = &part->base[which];
 
-	p->own = which == MOE_GATE ? part->gate : which == MOE_UP ? part->up : part->down;
+	p->own = matrices_of(part, which);
 	p->own_key = moe_mix(s->key + (uint64_t)which);
 	p->own_piece = (int64_t)s->I * s->H;
 	p->own_ld = which == MOE_DOWN ? s->I : s->H;
@@ -118,6 +123,9 @@ static void base_alloc(struct moe_engine *e, struct moe_experts_part *of, enum m
 		base_own(of, which, s);
 	else
 		p->value = take(e, bytes, part, "weights", st);
+	/* resident copies are made of whole packed matrices: repack's work */
+	if (!s->own_masters && s->backward != MOE_BACKWARD_RESIDENT)
+		p->weight = matrices_of(of, which);
 	p->m = take(e, bytes, part, "moments", st);
 	p->v = take(e, bytes, part, "moments", st);
 }

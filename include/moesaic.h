@@ -401,8 +401,8 @@ MOE_API enum moe_status moe_block_wait(struct moe_block *block);
  * forward keeps for its backward is an object's own.
  *
  * Async: a call named _async returns when its tasks are submitted; the arrays that it was given must live, and
- * results are there, when moe_experts_wait has returned. Tasks are ordered by their data: several layers, and
- * several calls on one, may be in flight. moe_experts_forward_async waits inside only for buffers: where more
+ * results are there, when moe_experts_wait has returned. Tasks are ordered by their data, arrays of the caller only
+ * where moe_rows_create was told of them: several layers, and several calls on one, may be in flight. moe_experts_forward_async waits inside only for buffers: where more
  * calls than max_cache_depth + 1 are in flight, or a forward has more tokens than any before it.
  *
  * Arrays are those of enum moe_block_array up to DOWN_PROJ (base weights) and GATE_LORA_A to DOWN_LORA_B.
@@ -424,6 +424,12 @@ struct moe_experts_params {
 	enum moe_dtype weight_dtype; /* widest dtype that weights are loaded from; with train_base F32 */
 	int expected_tokens, group_size, slices_i, slices_h; /* as in struct moe_block_params */
 	const char *backward_weights; /* likewise; layers of equal shape share the N copies of shared:N */
+	/*
+	 * Micro-batches whose passes may run beside each other, at most max_cache_depth + 1; 0: 1. Each has buffers of
+	 * its own, which layers of equal shape share: forwards take turns in them. With more than one, several
+	 * backwards may be pending (where no gradient buffers are bound).
+	 */
+	int micro_batches;
 };
 
 struct moe_experts_info {
@@ -491,7 +497,8 @@ struct moe_gradient {
 /*
  * Gradients collect in windows. A backward into a closed window overwrites, into an open one adds (f32 inside; a
  * caller's buffers get each sum rounded once). Its gradients are published, and the window is open, when the sync
- * call or moe_experts_wait returns; if it fails, the window is closed. One backward may be pending at a time.
+ * call or moe_experts_wait returns; if it fails, the window is closed. One backward may be pending at a time, but
+ * see micro_batches.
  */
 enum moe_window {
 	MOE_WINDOW_EMPTY = 0, /* nothing is trained */
@@ -578,6 +585,41 @@ MOE_API enum moe_status moe_experts_update_base_async(struct moe_expert_layer *l
 MOE_API enum moe_status moe_experts_repack_async(struct moe_expert_layer *layer);
 /* Gives activations back; the next forward takes them again. MOE_ERR_STATE while a forward is kept. */
 MOE_API enum moe_status moe_experts_release_memory(struct moe_expert_layer *layer);
+
+/*
+ * Rows that calls hand to each other: where the output of one layer is the input of the next, the engine can keep
+ * their order, block of tokens by block, and a step is submitted whole. data: as in the arrays of later calls on any
+ * layer, which are recognised by this pointer; tokens: the most rows that any of them has. The memory stays the caller's, who
+ * touches it only where nothing that uses it is in flight. Destroy before the memory is freed.
+ */
+struct moe_rows;
+MOE_API enum moe_status moe_rows_create(struct moe_engine *engine, const void *data, int64_t tokens,
+					struct moe_rows **out);
+/* Waits for the calls that use it. */
+MOE_API void moe_rows_destroy(struct moe_rows *rows);
+
+/*
+ * moe_experts_update of several layers as one step. max_grad_norm > 0: the gradients of all of them together are clipped to it (torch's
+ * clip_grad_norm_), and where one is not finite nothing is updated. Layers may be used until they are destroyed, which
+ * comes after the optimizer's end.
+ */
+struct moe_optimizer;
+MOE_API enum moe_status moe_optimizer_create(struct moe_engine *engine,
+					     struct moe_expert_layer *const *layers, int n_layers,
+					     struct moe_optimizer **out);
+MOE_API void moe_optimizer_destroy(struct moe_optimizer *optimizer);
+/*
+ * Asynchronous: a layer's next forward is ordered after its own update by its data. Two steps are in flight at most;
+ * the third waits for the first.
+ */
+MOE_API enum moe_status moe_optimizer_step(struct moe_optimizer *optimizer,
+					   const struct moe_adamw_params *params);
+/*
+ * Until `step` has ended (1: the first moe_optimizer_step; 0: the last). norm: NULL, or that step's gradient norm
+ * before clipping; NaN where there was no clipping, and of steps before the last two.
+ */
+MOE_API enum moe_status moe_optimizer_wait(struct moe_optimizer *optimizer, int64_t step,
+					   double *norm);
 
 /*
  * For callers that run a forward twice (checkpointing): the first one's output, reused by the second. A poisoned
@@ -762,9 +804,9 @@ MOE_API enum moe_status moe_model_loss(struct moe_model *model, const int32_t *i
 /* ---------------------------------------------------------------- trainer */
 
 /*
- * Fine-tunes a model's adapter on token files (made by python -m moesaic.data) and keeps the output
+ * Fine-tunes what a model's method says on token files (made by python -m moesaic.data) and keeps the output
  * directory: trainer_log.jsonl, trainer_state.json, training_loss.svg, checkpoint-N/, and at the
- * end the adapter. A step is submitted whole; the next one is submitted while it runs.
+ * end the adapter, or the model (moe_model_save). A step is submitted whole; the next one is submitted while it runs.
  */
 struct moe_trainer_params {
 	size_t struct_size;
@@ -800,7 +842,7 @@ struct moe_trainer_params {
 	 * saved as a checkpoint. Without it the last step's. The best checkpoint is never pruned.
 	 */
 	int load_best;
-	int sequential;		  /* wait for each step before submitting the next */
+	int sequential;		  /* wait for each micro-batch and each step before submitting what comes next */
 };
 
 enum moe_train_event_type { MOE_TRAIN_STEP, MOE_TRAIN_EVAL, MOE_TRAIN_SAVED, MOE_TRAIN_WARNING };
@@ -1003,6 +1045,14 @@ MOE_API enum moe_status moe_file_sha256(const char *path, char out[MOE_SHA256_TE
  * file) as JSON text with the key "kind"; moe_text_free it. MOE_ERR_FORMAT: none of these.
  */
 MOE_API enum moe_status moe_inspect(const char *path, char **json);
+/* The same; of quantised weights also their values. */
+struct moe_inspect_params {
+	size_t struct_size;
+	int values;	  /* nonzero: ranges of values and scales: reads all of them */
+	const char *base; /* a plain checkpoint, or NULL: errors against it, for those of equal names */
+};
+MOE_API enum moe_status moe_inspect_with(const char *path, const struct moe_inspect_params *params,
+					 char **json);
 MOE_API void moe_text_free(char *text);
 
 /* ---------------------------------------------------------------- machine */

@@ -267,7 +267,30 @@ static enum moe_status kind_of_file(const char *path, const struct kind **out)
 	return MOE_OK;
 }
 
-enum moe_status moe_inspect_path(const char *path, cJSON **out)
+/* What only the user can ask for, of checkpoints. */
+static enum moe_status add_quantised(const char *path, const struct kind *kind,
+				     const struct moe_inspect_params *p, cJSON *o)
+{
+	bool tensors = !strcmp(kind->name, "model") || !strcmp(kind->name, "tensors");
+	const cJSON *files = cJSON_GetObjectItemCaseSensitive(o, "files");
+
+	if (tensors && cJSON_IsNumber(files) && files->valuedouble > 0) {
+		enum moe_status status = moe_inspect_quantised(path, p ? p->base : NULL,
+							       p && p->values, o);
+
+		if (status != MOE_ERR_FORMAT && status != MOE_ERR_UNSUPPORTED)
+			return status;
+		if (p && (p->base || p->values))
+			return status;
+		return no_memory(cJSON_AddStringToObject(o, "quantised_error", moe_last_error()));
+	}
+	if (p && (p->base || p->values))
+		return moe_fail(MOE_ERR_ARG, "%s: it has no weights whose values could be looked at",
+				path);
+	return MOE_OK;
+}
+
+enum moe_status moe_inspect_path(const char *path, const struct moe_inspect_params *p, cJSON **out)
 {
 	const struct kind *kind = NULL;
 	enum moe_status status;
@@ -282,6 +305,8 @@ enum moe_status moe_inspect_path(const char *path, cJSON **out)
 		status = moe_fail(MOE_ERR_NOMEM, "out of memory");
 	else
 		status = kind->fill(path, *out);
+	if (status == MOE_OK)
+		status = add_quantised(path, kind, p, *out);
 	if (status != MOE_OK) {
 		cJSON_Delete(*out);
 		*out = NULL;

@@ -6,10 +6,10 @@
 #include "model/json.h"
 
 /*
- * *out is the caller's (cJSON_Delete), an object whose "kind" is model, adapter, tokens, state,
+ * p: see moesaic.h, or NULL. *out is the caller's (cJSON_Delete), an object whose "kind" is model, adapter, tokens, state,
  * trace or tensors. MOE_ERR_IO; MOE_ERR_FORMAT: damaged, or none of these; the text names the path.
  */
-enum moe_status moe_inspect_path(const char *path, cJSON **out);
+enum moe_status moe_inspect_path(const char *path, const struct moe_inspect_params *p, cJSON **out);
 
 /* ---- one kind each; fill o, whose kind is set ---- */
 enum moe_status moe_inspect_model(const char *path, cJSON *o);
@@ -18,6 +18,13 @@ enum moe_status moe_inspect_tokens(const char *path, cJSON *o);
 enum moe_status moe_inspect_state(const char *path, cJSON *o);
 enum moe_status moe_inspect_trace(const char *path, cJSON *o);
 enum moe_status moe_inspect_tensors(const char *path, cJSON *o);
+
+/*
+ * "quantised" of the safetensors at path: a row for all weights that are coded alike, none if no
+ * weight is. values: their ranges too; base: a plain checkpoint (or NULL) that they are compared
+ * with. Absent where nothing is quantised.
+ */
+enum moe_status moe_inspect_quantised(const char *path, const char *base, bool values, cJSON *o);
 
 /* "dtypes", "tensors", "bytes" of a checkpoint into o. false: no memory. */
 struct moe_safetensors;

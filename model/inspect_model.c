@@ -4,7 +4,7 @@
 #include "model/adapters/adapter_form.h"
 #include "model/arch.h"
 #include "model/file.h"
-#include "model/readers/safetensors.h"
+#include "model/quantised.h"
 
 #include <dirent.h>
 #include <stdio.h>
@@ -49,6 +49,20 @@ static bool add_arch(const struct moe_arch *a, cJSON *o)
 	return good && groups;
 }
 
+/* Codes stand for the weight of this plain name. */
+static bool is_coded(const struct moe_arch *a, const struct moe_safetensors *st, enum moe_role role,
+		     int layer, const char *name)
+{
+	int64_t shape[MOE_MAX_NDIM];
+	int ndim = moe_arch_tensor_shape(a, role, layer, shape);
+	struct moe_st_quantised q;
+	bool found = false;
+
+	return moe_st_quantised_find(st, name, ndim == 3 ? shape[0] : 0, shape[ndim - 2],
+				     shape[ndim - 1], &q, &found) == MOE_OK &&
+	       found;
+}
+
 /* How the first MoE layer's experts lie in the files. */
 static const char *experts_stored(const struct moe_arch *a, const struct moe_safetensors *st)
 {
@@ -62,6 +76,12 @@ static const char *experts_stored(const struct moe_arch *a, const struct moe_saf
 			return "fused";
 	for (int v = 0; moe_arch_tensor_name(a, MOE_ROLE_EXPERT_GATE, layer, 0, v, name); v++)
 		if (moe_safetensors_find(st, name))
+			return "one by one";
+	for (int v = 0; moe_arch_tensor_name(a, MOE_ROLE_EXPERTS_GATE_UP, layer, -1, v, name); v++)
+		if (is_coded(a, st, MOE_ROLE_EXPERTS_GATE_UP, layer, name))
+			return "fused";
+	for (int v = 0; moe_arch_tensor_name(a, MOE_ROLE_EXPERT_GATE, layer, 0, v, name); v++)
+		if (is_coded(a, st, MOE_ROLE_EXPERT_GATE, layer, name))
 			return "one by one";
 	return "absent";
 }

@@ -62,10 +62,11 @@ static int block_part(const struct moe_context *c, int block)
 }
 
 enum moe_status moe_task_load(const struct moe_context *c, const struct moe_copy_args *a, int block,
-			      struct moe_tensor *after, struct moe_tensor *out)
+			      struct moe_tensor *from, struct moe_tensor *after, struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
+	moe_access_add(&l, from, MOE_R);
 	moe_access_add(&l, after, MOE_R);
 	moe_access_add(&l, out, MOE_W);
 	return moe_task_submit(c, MOE_KIND_load, &moe_cl_load, a, sizeof *a, &l,
@@ -73,11 +74,12 @@ enum moe_status moe_task_load(const struct moe_context *c, const struct moe_copy
 }
 
 enum moe_status moe_task_store(const struct moe_context *c, const struct moe_copy_args *a,
-			       int block, struct moe_tensor *in)
+			       int block, struct moe_tensor *in, struct moe_tensor *to)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	moe_access_add(&l, in, MOE_R);
+	moe_access_add(&l, to, MOE_W);
 	return moe_task_submit(c, MOE_KIND_store, &moe_cl_store, a, sizeof *a, &l,
 			       (struct moe_where){ block, -1, block_part(c, block) }, c->priority);
 }
@@ -495,19 +497,32 @@ enum moe_status moe_task_grad_total(const struct moe_context *c,
 			       (struct moe_where){ -1, -1, -1 }, MOE_PRIORITY_UPDATE + 1);
 }
 
+#define STREAMS_FROM 262144 /* elements of an update that no cache holds: a millisecond and less is not worth waiting */
+
+static int64_t elements(const struct moe_update_args *a)
+{
+	int64_t n = 0;
+
+	for (int i = 0; i < a->n; i++)
+		n += (a->range[i].e1 - a->range[i].e0) * a->range[i].param->piece;
+	return n;
+}
+
 enum moe_status moe_task_update(const struct moe_context *c, const struct moe_update_args *a,
 				int group, int part, struct moe_tensor *const *grads, int n_grads,
 				struct moe_tensor *norm, struct moe_tensor *const *params,
 				int n_params)
 {
 	struct moe_access_list l = { .n = 0 };
+	struct moe_context own = *c;
 
 	if (a->n < 1 || a->n > MOE_UPDATE_RANGES)
 		return moe_fail(MOE_ERR_ARG, "update: %d ranges", a->n);
+	own.streams = elements(a) >= STREAMS_FROM;
 	add_all(&l, grads, n_grads, MOE_R);
 	moe_access_add(&l, norm, MOE_R);
 	add_all(&l, params, n_params, MOE_RW);
-	return moe_task_submit(c, MOE_KIND_update, &moe_cl_update, a, sizeof *a, &l,
+	return moe_task_submit(&own, MOE_KIND_update, &moe_cl_update, a, sizeof *a, &l,
 			       (struct moe_where){ group, -1, part },
 			       MOE_PRIORITY_UPDATE - c->layer);
 }

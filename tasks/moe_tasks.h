@@ -14,10 +14,11 @@
 #include "codelets/update.h"
 #include "tasks/task.h"
 
+/* from, to: of the caller's rows, where their order is kept (moe_rows_create); else NULL. */
 enum moe_status moe_task_load(const struct moe_context *c, const struct moe_copy_args *a, int block,
-			      struct moe_tensor *after, struct moe_tensor *out);
+			      struct moe_tensor *from, struct moe_tensor *after, struct moe_tensor *out);
 enum moe_status moe_task_store(const struct moe_context *c, const struct moe_copy_args *a, int block,
-			       struct moe_tensor *in);
+			       struct moe_tensor *in, struct moe_tensor *to);
 /* Reads `in` (n <= 60), then writes `out`, and `also` read-write where given. */
 enum moe_status moe_task_join(const struct moe_context *c, struct moe_tensor *const *in, int n,
 			      struct moe_tensor *also, struct moe_tensor *out);

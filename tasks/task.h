@@ -22,6 +22,7 @@ struct moe_context {
 	int layer, micro, step;	   /* for the tag; layer -1: none */
 	enum moe_phase phase;
 	int priority;		   /* of the main chain here: deeper is higher */
+	bool streams;		   /* as in struct moe_task_desc; set by the functions of such kinds */
 };
 
 /* Between the main chains of neighbouring layers. */

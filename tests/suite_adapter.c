@@ -300,6 +300,7 @@ static void test_rewrite(void)
 
 #define CONFIG "{\"peft_type\":\"LORA\",\"r\":2,\"lora_alpha\":4"
 #define Q "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+#define GATE "base_model.model.model.layers.0.mlp.gate."
 #define EXPERT "base_model.model.model.layers.0.mlp.experts."
 #define INNER "base_model.model.model.layers.0.mlp.experts.base_layer.lora_"
 #define OUTER "base_model.model.model.layers.0.mlp.experts.lora_"
@@ -356,7 +357,23 @@ static void test_refusals(void)
 		{ CONFIG ",\"modules_to_save\":[\"lm_head\"]}",
 		  { { Q "A.weight", 2, 6 } },
 		  MOE_ERR_UNSUPPORTED,
-		  "modules_to_save" },
+		  "modules_to_save names 'lm_head'" },
+		{ CONFIG ",\"modules_to_save\":\"gate\"}",
+		  { { Q "A.weight", 2, 6 } },
+		  MOE_ERR_FORMAT,
+		  "modules_to_save is not a list" },
+		{ CONFIG ",\"modules_to_save\":[\"layers.0.mlp.gate\"]}",
+		  { { Q "A.weight", 2, 6 }, { Q "B.weight", 8, 2 }, { GATE "weight", 3, 6 } },
+		  MOE_OK,
+		  "" },
+		{ CONFIG ",\"modules_to_save\":[\"mlp.gate\"]}",
+		  { { GATE "weight", 3, 6 }, { GATE "lora_A.weight", 2, 6 }, { GATE "lora_B.weight", 3, 2 } },
+		  MOE_ERR_FORMAT,
+		  "are of one router" },
+		{ CONFIG ",\"modules_to_save\":[\"gate\"]}",
+		  { { "base_model.model.model.layers.0.mlp.shared_expert_gate.weight", 1, 6 } },
+		  MOE_ERR_UNSUPPORTED,
+		  "shared_expert_gate.weight' cannot be used" },
 		{ CONFIG ",\"rank_pattern\":{\"((a{1,99}){1,99}){1,99}\":2}}",
 		  { { Q "A.weight", 2, 6 } },
 		  MOE_ERR_UNSUPPORTED,

@@ -33,7 +33,8 @@ struct kind {
 	const char *name;
 	bool share_a, rslora, uneven; /* uneven: scalings differ */
 	int gate_up_rank, down_rank;
-	bool gates, attention, partial;
+	int gates; /* 1: LoRA of the routers, 2: their weights */
+	bool attention, partial;
 };
 
 static const struct kind kinds[] = {
@@ -47,6 +48,8 @@ static const struct kind kinds[] = {
 	{ "down alone", false, false, false, 0, 2, false, true, false },
 	{ "experts alone", false, false, false, 2, 2, false, false, false },
 	{ "some layers", false, false, false, 2, 2, true, true, true },
+	{ "routers' weights", false, true, false, 2, 2, 2, true, false },
+	{ "some routers' weights", true, false, true, 4, 2, 2, true, true },
 };
 
 struct sample {
@@ -126,7 +129,14 @@ static void make_sample(struct sample *s, const struct kind *k)
 			add_matrix(s, l, MOE_ADAPTER_O, 3, 8, H, 4.5, &p);
 		}
 		add_experts(s, l, k, &p);
-		if (k->gates)
+		if (k->gates == 2)
+			s->entries[s->adapter.n_entries++] =
+				(struct moe_adapter_entry){ .layer = l,
+							    .target = MOE_ADAPTER_ROUTER,
+							    .in = H,
+							    .out = E,
+							    .weight = take(&p, E * H) };
+		else if (k->gates)
 			add_matrix(s, l, MOE_ADAPTER_ROUTER, 3, H, E, 4.5, &p);
 	}
 	for (int t = 0; t < MOE_ADAPTER_TARGETS; t++)
@@ -152,6 +162,10 @@ static bool delta(const struct moe_adapter *a, int layer, enum moe_adapter_targe
 	memset(to, 0, 3 * DELTA * sizeof *to);
 	if (!e)
 		return false;
+	for (int64_t i = 0; e->weight && i < e->in * e->out; i++)
+		to[i] = (double)e->weight[i];
+	if (e->weight)
+		return true;
 	if (t != MOE_ADAPTER_EXPERTS) {
 		add_product(to, moe_adapter_scaling(a, e), e->b, e->a, e->out, e->rank, e->in);
 		return true;

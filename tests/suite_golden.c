@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every block fixture of the project, and of ../shared where present, through the public block object. */
+#include "codelets/kernels/packed/tiles.h"
 #include "tests/golden.h"
 #include "tests/tables.h"
 
@@ -182,11 +183,60 @@ static void test_three_parts(void)
 	each_table(three_parts);
 }
 
+/*
+ * Quantised weights in every way of multiplying them, in tables that know more than one: within the tolerances (8-bit
+ * integers: 2.5 times as much, golden.c), and the same bits however the work is cut.
+ */
+static void computes(void)
+{
+	static const char *const names[] = { "bf16", "int16", "int8" };
+	static const char *const files[] = { "quant_int8_row", "quant_int4_g32" };
+	const struct golden_options cut = { .group_size = 3, .slices_i = 2, .slices_h = 2 };
+	const struct golden_options whole = { .group_size = 1 };
+
+	for (int i = 0; table()->tiles && table()->tiles->fwd_ints && i < 6; i++) {
+		struct moe_engine_params p = { .struct_size = sizeof p, .workers = 2,
+					       .parts = i % 2 ? 3 : 1, .isa = table_isa() };
+		struct moe_engine *engine;
+
+		setenv("MOESAIC_COMPUTE", names[i / 2], 1);
+		CU_ASSERT_EQUAL_FATAL(moe_engine_open(&p, &engine), MOE_OK);
+		for (size_t j = 0; j < MOE_COUNT(files); j++) {
+			char path[PATH_MAX], name[64];
+
+			snprintf(name, sizeof name, "tests/fixtures/golden/%s.safetensors", files[j]);
+			snprintf(path, sizeof path, "%s", moe_test_path(name));
+			CU_ASSERT_EQUAL(bits_of(engine, path, &whole), bits_of(engine, path, &cut));
+		}
+		CU_ASSERT_EQUAL(moe_engine_close(engine), MOE_OK);
+	}
+	unsetenv("MOESAIC_COMPUTE");
+}
+
+static void test_computes(void)
+{
+	each_table(computes);
+}
+
+/* A name that is none is refused when the engine is opened. */
+static void test_unknown_compute(void)
+{
+	struct moe_engine_params p = { .struct_size = sizeof p, .workers = 1 };
+	struct moe_engine *engine;
+
+	setenv("MOESAIC_COMPUTE", "int9", 1);
+	CU_ASSERT_EQUAL(moe_engine_open(&p, &engine), MOE_ERR_CONFIG);
+	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "MOESAIC_COMPUTE is \"int9\""));
+	unsetenv("MOESAIC_COMPUTE");
+}
+
 const struct moe_test moe_suite_tests[] = {
 	{ "all block fixtures, one part", test_one_part },
 	{ "all block fixtures, three parts", test_three_parts },
 	{ "activations computed again, asynchronous calls", test_recompute },
 	{ "full fine-tuning: modes, groups, policies", test_full_ft },
 	{ "in every mode of the backward's weights", test_copies },
+	{ "quantised weights in every way of multiplying", test_computes },
+	{ "an unknown way of multiplying", test_unknown_compute },
 	{ NULL, NULL },
 };

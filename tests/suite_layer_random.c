@@ -218,6 +218,7 @@ static void model_make(struct model *m, struct moe_engine *e)
 	m->p = layer_params(&c);
 	m->p.max_tokens = T_MAX;
 	m->p.max_cache_depth = 1 + any(DEPTH);
+	m->p.micro_batches = 1 + any(2);
 	m->p.activations = activations;
 	if (refuse) {
 		struct moe_experts_params bad = m->p;
@@ -263,6 +264,12 @@ static void model_free(struct model *m)
 static bool buffers(const struct model *m)
 {
 	return m->bound || m->bound_base;
+}
+
+/* Backwards may follow each other without a wait. */
+static bool several(const struct model *m)
+{
+	return m->p.micro_batches > 1 && !buffers(m);
 }
 
 static void check_shown(struct model *m, bool published)
@@ -359,7 +366,7 @@ static void do_backward(struct model *m)
 		do_wait(m);
 	if (wrong_rows)
 		a.grad_out.shape[0]++;
-	if (!k || m->pending)
+	if (!k || (m->pending && !several(m)))
 		want = MOE_ERR_STATE;
 	else if (!(scale > 0) || wrong_rows)
 		want = MOE_ERR_ARG;
@@ -380,14 +387,14 @@ static void do_backward(struct model *m)
 		block_reference(&r, d, d->ids);
 		remember(m, d, d->grad_weights, r.grad_weights, (int64_t)d->c.T * d->c.k, false);
 		remember(m, d, d->grad_x, r.grad_x, (int64_t)d->c.T * d->c.H, true);
-		add_gradients(m, &r, m->open, scale);
+		add_gradients(m, &r, m->open || m->pending, scale);
 		block_reference_free(&r);
 		m->pending = trains(m);
 		m->n_kept--;
 		if (!async) {
 			published(m);
 		}
-	} else if (k && (st == MOE_ERR_NOMEM || (want == MOE_ERR_STATE && k->stale && !m->pending))) {
+	} else if (k && (st == MOE_ERR_NOMEM || (want == MOE_ERR_STATE && k->stale && (!m->pending || several(m))))) {
 		do_wait(m); /* the forward may be in flight and use the arrays */
 		call_free(&k->d);
 		m->n_kept--;

@@ -12,6 +12,12 @@ const char moe_suite_name[] = "quantised";
 #define IDS 40
 #define EXPERTS 8
 
+/* Products of integers have bits of their own: suite_coded and suite_golden. */
+static __attribute__((constructor)) void multiply_in_bf16(void)
+{
+	setenv("MOESAIC_COMPUTE", "bf16", 1);
+}
+
 static char coded_dir[300], plain_dir[300];
 
 static void dirs(void)
@@ -22,6 +28,8 @@ static void dirs(void)
 	snprintf(plain_dir, sizeof plain_dir, "%s/plain", moe_test_dir());
 }
 
+static const char *targets; /* of LoRA; NULL: the usual ones */
+
 static struct moe_model *open_weights(struct moe_engine *e, const char *dir, const char *weights)
 {
 	struct moe_model_params p = { .struct_size = sizeof p,
@@ -29,6 +37,7 @@ static struct moe_model *open_weights(struct moe_engine *e, const char *dir, con
 				      .max_tokens = 64,
 				      .lora_rank = 4,
 				      .seed = 3,
+				      .lora_targets = targets,
 				      .weights = weights };
 	struct moe_model *m = NULL;
 
@@ -176,6 +185,37 @@ static void converted(void)
 static void test_converted(void)
 {
 	converted(); /* codes and layouts are no matter of the table */
+}
+
+/*
+ * No adapter on experts: gradients go through them to a projection of the first layer, in every
+ * format, with the bits of the plain model.
+ */
+static void test_gradients_below(void)
+{
+	const char *from = fixture("ckpt/qwen3moe");
+	struct moe_engine *e;
+
+	if (!from)
+		return;
+	dirs();
+	targets = "model.layers.0.self_attn.q_proj";
+	e = open_engine(2, 1, NULL);
+	for (size_t i = 0; i < MOE_COUNT(quantised_kinds); i++) {
+		struct moe_model_info info = { .struct_size = sizeof info };
+		struct moe_model *a, *b;
+
+		make_quantised(from, EXPERTS, &quantised_kinds[i], coded_dir, plain_dir, NULL);
+		a = open_weights(e, coded_dir, NULL);
+		b = open_weights(e, plain_dir, NULL);
+		OK(moe_model_get_info(a, &info));
+		CHECK(info.expert_lora_params == 0 && info.attention_lora_params > 0);
+		compare_models(a, b);
+		moe_model_close(a);
+		moe_model_close(b);
+	}
+	OK(moe_engine_close(e));
+	targets = NULL;
 }
 
 /* ---- memory ---- */
@@ -356,6 +396,7 @@ const struct moe_test moe_suite_tests[] = {
 	{ "checkpoints of every layout, one part", test_one_part },
 	{ "three parts that cut blocks and groups", test_three_parts },
 	{ "quantised at load: the bits of the format on disk", test_converted },
+	{ "no adapter on experts: gradients reach the layers below", test_gradients_below },
 	{ "weights take the format's bytes, training no more", test_memory },
 	{ "what is refused, by name", test_errors },
 	{ "NaN codes are counted", test_nan_codes },

@@ -88,7 +88,7 @@ static void fill(struct moe_mxt_table *t, enum moe_mxt_chunk type, int rows)
 		for (int c = names ? 2 : 1; c <= columns; c++)
 			moe_mxt_add(t, c,
 				    c % 4 == 0	 ? 7
-				    : c % 4 == 1 ? 1000000 * r + (int64_t)(any() % 1000)
+				    : c % 4 == 1 ? (int64_t)1000000 * r + (int64_t)(any() % 1000)
 				    : c % 4 == 2 ? (int64_t)any()
 				    : any() % 3	 ? r
 						 : MOE_MXT_NA);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Weights that are trained themselves, in the list of what is trained. */
+/* Weights that are trained themselves, in the list of what is trained (routers: params.c). */
 #include "train/params.h"
 
 #include <stdarg.h>
@@ -74,12 +74,6 @@ size_t moe_train_whole_layer(const struct moe_decoder_layer *layer, int l,
 		if (has(&layer->ffn->trained[i]))
 			add(&at, whole(&layer->ffn->trained[i]), "layers.%d.mlp.%s%s", l,
 			    ffn_names[i], suffix(&layer->ffn->trained[i].param));
-	if (e && e->router_param.m)
-		add(&at,
-		    (struct moe_train_array){ .param = &e->router_param,
-					      .pieces = 1,
-					      .piece = e->router_param.piece },
-		    "layers.%d.router.weight", l);
 	for (int i = 0; e && e->part[0].base[MOE_GATE].m && i < MOE_EXPERT_MATRICES; i++)
 		add(&at,
 		    (struct moe_train_array){ .experts = e,

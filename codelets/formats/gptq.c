@@ -208,6 +208,7 @@ const struct moe_format moe_format_gptq = {
 	.values = moe_int4_values,
 	.rows = 1,
 	.group = GROUP,
+	.compute = MOE_COMPUTE_INT16,
 	.scale = MOE_F16,
 	.quantise_zero = moe_int4_quantise_zero,
 	.layout = { /* either is read as what its shapes say */

@@ -179,6 +179,7 @@ const struct moe_format moe_format_int4 = {
 	.bits = 4,
 	.codes = MOE_CODES_TABLE,
 	.values = moe_int4_values,
+	.compute = MOE_COMPUTE_INT16,
 	.rows = 1,
 	.group = GROUP,
 	.scale = MOE_BF16,

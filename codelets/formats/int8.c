@@ -90,6 +90,7 @@ const struct moe_format moe_format_int8 = {
 	.bits = 8,
 	.codes = MOE_CODES_INTEGER,
 	.values = values,
+	.compute = MOE_COMPUTE_INT16,
 	.rows = 1,
 	.scale = MOE_F32,
 	.quantise = quantise,

@@ -136,6 +136,7 @@ const struct moe_format moe_format_mxfp4 = {
 	.bits = 4,
 	.codes = MOE_CODES_TABLE,
 	.values = values,
+	.compute = MOE_COMPUTE_INT16,
 	.rows = 1,
 	.group = GROUP,
 	.scale = MOE_SCALE_UE8M0,

@@ -174,6 +174,8 @@ struct moe_kernels {
 	 * before. src NULL: the description only (estimates). */
 	void (*weight_pack)(struct moe_weight *W, const void *src, enum moe_dtype src_dtype,
 			    int64_t n, int64_t k, int64_t ld, enum moe_weight_use use);
+	/* Rows n0..n1 (n0 a multiple of 16) of a weight that was packed from F32, anew; the others stay. */
+	void (*weight_repack)(const struct moe_weight *W, const float *src, int64_t n0, int64_t n1);
 	/* dst [n1-n0, k] f32 of rows n0..n1 */
 	void (*weight_unpack)(const struct moe_weight *W, int64_t n0, int64_t n1, float *dst);
 	/* Bytes of a packed A [n = r, k] or B [n, k = r]; both functions NULL: masters are operands

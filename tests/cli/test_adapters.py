@@ -181,7 +181,7 @@ class Adapters(Case):
             ("merge --model {m} --adapter {a} --output-dir {d}/full", ["full: exists and is not empty"]),
             ("merge --model {m} --adapter {a} --output-dir {m}", ["the base model's folder"]),
             ("merge --model {m} --adapter {a} --output-dir {m}/a/b", ["the base model's folder"]),
-            ("merge --model {m} --adapter {a} --output-dir {d}/new --weights int8", ["not in this version yet"]),
+            ("merge --model {m} --adapter {a} --output-dir {d}/new --weights int5", ["expected keep|bf16|int8"]),
             ("merge --model {m} --adapter {a} --output-dir {d}/new --max-shard-size much", ["is not a size"]),
             ("inspect", ["one FILE or DIR is expected, 0 given"]),
             ("inspect {a} {m}", ["2 given"]),

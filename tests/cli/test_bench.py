@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench_layer on its smallest shape: keys and signs, not speed."""
+"""bench_layer and bench_pipeline on small shapes: keys and signs, not speed."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import subprocess
 import unittest
 
 BENCH = os.environ["MOESAIC_BENCH_LAYER"]
+PIPELINE = os.environ["MOESAIC_BENCH_PIPELINE"]
 TIMES = "forward_ms backward_ms step_ms update_ms bare_forward_ms bare_backward_ms bare_ms".split()
 CPU_TIMES = "forward_cpu_ms backward_cpu_ms bare_cpu_ms submit_cpu_ms".split()
 RATIOS = "step_over_bare step_over_bare_cpu".split()
@@ -78,6 +79,47 @@ class Layer(unittest.TestCase):
             self.assertEqual(result.returncode, 2, arguments)
             self.assertIn(arguments[-1].lstrip("-"), result.stderr + " stray")
         self.assertEqual(run("--serve", lines="dance\n").returncode, 1)
+
+
+
+class Pipeline(unittest.TestCase):
+    """Full fine-tuning of three small layers: the runs end with the same weights, and their traces are right."""
+
+    SMALL = "--layers 3 --experts 4 --top 2 --hidden 96 --intermediate 64 --tokens 70 --micro-batches 3 --steps 2".split()
+    RUNS = "overlap overlap-clip sequential sequential-clip one one-clip".split()
+
+    def run_json(self, *arguments, status=(0, 1)):
+        result = subprocess.run([PIPELINE, *self.SMALL, "--json", *arguments], capture_output=True, text=True, timeout=300)
+        self.assertIn(result.returncode, status, result.stderr)
+        self.assertEqual(result.stderr, "")  # weights that differ, a trace that is not right
+        return json.loads(result.stdout)
+
+    def check_runs(self, got):
+        self.assertEqual([run["name"] for run in got["runs"]], self.RUNS)
+        for clipped in (0, 1):
+            self.assertEqual(len({run["weights_hash"] for run in got["runs"][clipped::2]}), 1)
+        for run in got["runs"]:
+            self.assertEqual(run["steps"], 2)
+            self.assertGreater(run["task_ms"], 0)
+            self.assertTrue(0 < run["busy"] <= 1, run)
+            self.assertEqual("grad_norm" in run, run["name"].endswith("clip"))
+            self.assertLessEqual(run["update_exposed"], run["update_share"])
+            self.assertEqual(len(run["bars"]), 4 if run["name"].startswith("overlap") else 0)
+
+    def test_all_runs(self):
+        got = self.run_json("--max-grad-norm", "1e-3")  # clips
+        self.check_runs(got)
+        self.assertEqual(len({run["weights_hash"] for run in got["runs"]}), 2)
+        self.assertEqual(len({run["grad_norm"] for run in got["runs"] if "grad_norm" in run}), 1)
+
+    def test_ring_of_copies(self):
+        self.check_runs(self.run_json("--backward", "shared:2"))
+
+    def test_refused(self):
+        for arguments in (["--only", "both"], ["--top", "5"], ["--max-grad-norm", "-1"], ["stray"]):
+            result = subprocess.run([PIPELINE, *self.SMALL, *arguments], capture_output=True, text=True, timeout=60)
+            self.assertEqual(result.returncode, 2, arguments)
+            self.assertIn(arguments[-1], result.stderr + " stray -1")
 
 
 if __name__ == "__main__":

@@ -81,6 +81,27 @@ class Convert(Case):
             size = struct.unpack("<Q", file.read(8))[0]
             self.assertEqual(size % 8, 0)
 
+    def test_inspect(self):
+        for weights, bits, least, most in (("int8", 8.25, 0.003, 0.01), ("int4", 4.5, 0.05, 0.12), ("fp8", 8.002, 0.01, 0.03),
+                                           ("mxfp4", 4.25, 0.05, 0.15), ("awq", 4.15625, 0.05, 0.15)):  # fmt: skip
+            with self.subTest(weights):
+                made = self.convert(MODEL, weights, "--weights", weights)
+                flags = ["--base", MODEL, "--json"]
+                found = json.loads(self.good("inspect", self.path(weights), *flags).stdout)
+                self.assertEqual(found["experts_stored"], "one by one")
+                experts = {row["of"]: row for row in found["quantised"]}["experts"]
+                self.assertEqual([experts["matrices"], experts["compared"], experts["not_finite"]], [96, 96, 0])
+                self.assertEqual(experts["weights"], 96 * 128 * 128)
+                self.assertAlmostEqual(experts["bits_per_weight"], bits, 3)
+                self.assertTrue(least < experts["error"] <= experts["worst_error"] < most, experts)
+                self.assertTrue(experts["least"] < 0 < experts["largest"] and experts["rms"] > 0, experts)
+                self.assertTrue(0 < experts["least_scale"] <= experts["largest_scale"], experts)
+                if weights != "fp8":  # which has two kinds
+                    self.assertAlmostEqual(experts["error"], made["error"], 6)
+                self.assertIn("quantised", self.good("inspect", self.path(weights)).stdout)
+        self.assertNotIn("quantised", json.loads(self.good("inspect", MODEL, "--json").stdout))
+        self.assertIn("it has no weights whose values", self.bad(2, "inspect", self.tokens(), "--values"))
+
     # ---- large ones
 
     def big_model(self, layers=6, experts=8, hidden=512, inner=512):
@@ -155,6 +176,16 @@ class Convert(Case):
         self.assertIn("interrupted: what is complete was kept", self.error)
         return command
 
+    def test_one_file_with_an_index(self):
+        """transformers looks for model.safetensors, or for an index that says what there is."""
+        command = self.big_model(layers=1, experts=1)
+        self.good(*command[1:])
+        name = "model-00001-of-00001.safetensors"
+        self.assertIn(name, os.listdir(self.path("made")))
+        index = json.loads(self.read("made", "model.safetensors.index.json"))
+        self.assertEqual(set(index["weight_map"].values()), {name})
+        self.assertEqual(set(index["weight_map"]), set(read_tensors(self.path("made"))))
+
     def test_changed_files_are_made_again(self):
         command = self.interrupted()
         first = json.loads(self.read("made.partial", "convert.json"))["done"][0]["file"]
@@ -179,6 +210,7 @@ class Convert(Case):
         self.assertIn("no conversion made it", self.bad(2, *command[1:]))
         self.assertEqual(os.listdir(self.path("made.partial")), ["mine"])
 
+    @unittest.skipIf("sanitize" in os.environ.get("MOESAIC_BUILD_KIND", ""), "sanitizers keep freed memory for a while")
     def test_memory_is_bounded(self):
         command = self.big_model(layers=12, experts=16)
         process, most = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment()), 0

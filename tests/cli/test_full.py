@@ -5,9 +5,10 @@ import json
 import os
 import shutil
 import struct
+import subprocess
 import unittest
 
-from support import MODEL, Case
+from support import MODEL, Case, environment
 
 
 def header(path):
@@ -90,6 +91,33 @@ class Full(Case):
         self.good(*self.train_arguments("--max-steps", 1))
         line = self.bad(2, *self.train_arguments(*full, "--overwrite", "--adapter", self.out))
         self.assertIn("method full has no adapter", line)
+
+    def test_faults_while_it_is_written(self):
+        """The n-th rename, write or sync fails: the folder has the whole model, or it is none."""
+        flags = ["--method", "full", "--max-steps", 1, "--overwrite"]
+        self.good(*self.train_arguments(*flags))
+        whole = {name: content(self.out, name) for name in layout(self.out)}
+        report, reached = self.path("reached"), 0
+        for kind in ("rename", "write", "fsync"):
+            n = 1
+            while True:
+                if os.path.exists(report):
+                    os.remove(report)
+                env = {**environment(), "FAULT": f"{kind}:{n}", "FAULT_REPORT": report}
+                result = subprocess.run(
+                    [os.environ["MOESAIC_FAULT"], *map(str, self.train_arguments(*flags))],
+                    capture_output=True, text=True, env=env, timeout=300,
+                )  # fmt: skip
+                complete = os.path.exists(os.path.join(self.out, "config.json"))
+                if complete:
+                    self.assertEqual({name: content(self.out, name) for name in layout(self.out)}, whole, (kind, n))
+                self.assertTrue(complete or result.returncode in (2, 3), (kind, n, result.stderr))
+                self.assertEqual([name for name in os.listdir(self.out) if name.startswith(".")], [], (kind, n))
+                if not os.path.exists(report):
+                    break
+                reached += 1
+                n = n + 1 if n < 24 else int(n * 1.7)
+        self.assertGreater(reached, 20)
 
     def test_estimate(self):
         def of(*more):

@@ -99,10 +99,15 @@ class Training(Case):
                 self.check(kind, "list", flags, decay=0.5, clip=0.2, schedule=(schedule, 2))
 
     def test_losses_of_the_router(self):
+        def both(logits):
+            return 0.5 * balance(logits, 2) + 0.2 * z_loss(logits)
+
         for kind in ("qwen3_moe", "qwen2_moe"):
             with self.subTest(kind):
-                self.check(kind, "list", [*PLAIN, "--aux-loss", 0.5, "--z-loss", 0.2],
-                           router_loss=lambda logits: 0.5 * balance(logits, 2) + 0.2 * z_loss(logits))  # fmt: skip
+                self.check(kind, "list", [*PLAIN, "--aux-loss", 0.5, "--z-loss", 0.2], router_loss=both)
+        for wrong in (["--aux-loss", 0.5], ["--z-loss", 0.2]):  # either is seen by the comparison
+            with self.assertRaises(AssertionError):
+                self.check("qwen3_moe", "list", [*PLAIN, *wrong], router_loss=both)
 
     def test_a_new_adapter(self):
         """all-linear from nothing: PEFT opens it, counts the same, and resuming has the same bits."""

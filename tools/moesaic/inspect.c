@@ -9,7 +9,16 @@
 
 #define MOST_ROWS 40 /* of a list; --json has all */
 
+static const struct option what[] = {
+	{ "values", OPTION_FLAG, OPTION_COMMON, NULL, NULL,
+	  "of quantised weights: ranges of values and scales (reads them all)", 0, 0, "", NULL },
+	{ "base", OPTION_TEXT, OPTION_COMMON, "DIR", NULL,
+	  "plain checkpoint that quantised weights are compared with", 0, 0, "", NULL },
+	{ .name = NULL },
+};
+
 static const struct option_group groups[] = {
+	{ "What", what },
 	{ "General", options_general },
 	{ NULL, NULL },
 };
@@ -118,6 +127,7 @@ static void print_object(const cJSON *o, int indent)
 
 static int run(struct settings *s, int argc, char **argv)
 {
+	struct moe_inspect_params p = { .struct_size = sizeof p };
 	char *text = NULL;
 	cJSON *o;
 	int rc;
@@ -125,7 +135,9 @@ static int run(struct settings *s, int argc, char **argv)
 	(void)argc, (void)argv;
 	if (s->n_operands != 1)
 		return cli_fail(CLI_USAGE, "one FILE or DIR is expected, %d given", s->n_operands);
-	rc = cli_status(moe_inspect(s->operands[0], &text));
+	p.values = settings_on(s, "values");
+	p.base = settings_text(s, "base");
+	rc = cli_status(moe_inspect_with(s->operands[0], &p, &text));
 	if (!rc && settings_on(s, "json")) {
 		puts(text);
 	} else if (!rc) {

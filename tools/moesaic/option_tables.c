@@ -20,7 +20,7 @@ const struct option train_what[] = {
 	  NULL },
 	{ "dataset-dir", OPTION_TEXT, OPTION_TRANSIENT, "DIR", "data", "folder of --dataset", 0, 0,
 	  "", NULL },
-	{ "output-dir", OPTION_TEXT, OPTION_COMMON, "DIR", NULL, "where the adapter and logs go", 0,
+	{ "output-dir", OPTION_TEXT, OPTION_COMMON, "DIR", NULL, "where the adapter or model and logs go", 0,
 	  0, "", NULL },
 	{ "overwrite", OPTION_FLAG, OPTION_COMMON | OPTION_TRANSIENT, NULL, NULL,
 	  "use an output folder that has results", 0, 0, "overwrite-output-dir", NULL },
@@ -172,7 +172,7 @@ const struct option train_machine_training[] = {
 	{ "backward-weights", OPTION_TEXT, 0, "MODE", "auto",
 	  "auto, direct, shared:N or resident: copies of the experts for the backward", 0, 0, "",
 	  NULL },
-	{ "pipeline", OPTION_CHOICE, 0, "overlap|sequential", "overlap", "of steps", 0, 0, "",
+	{ "pipeline", OPTION_CHOICE, 0, "overlap|sequential", "overlap", "of steps and micro-batches", 0, 0, "",
 	  NULL },
 	{ .name = NULL },
 };

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* FP8 whose 16 rows of a panel share their scales: blocks of 128 rows, or one scale. */
+/* FP8 whose 16 rows of a panel share their scales: blocks of 128 rows, or one scale. The CPU's own prefetcher is best
+ * here: m = 1 with weights in DRAM, Zen 4, 1.8 against 1.5 of bf16's speed. */
 #pragma GCC target("avx512vbmi")
 #include "codelets/kernels/avx512_bf16/decode_vbmi.h"
 #include "codelets/kernels/avx512_bf16/fwd_coded.h"
@@ -24,8 +25,6 @@ INLINE void tile(const int rows, const int sets, const struct coded_call *c)
 			for (int s = 0; s < sets; s++, codes += 128, x += 8 * rows) {
 				__m512i v[4];
 
-				_mm_prefetch((const char *)codes + FUSED_AHEAD, _MM_HINT_T0);
-				_mm_prefetch((const char *)codes + FUSED_AHEAD + 64, _MM_HINT_T0);
 				look_up(&t, codes, 0, v);
 				look_up(&t, codes, 1, v + 2);
 				coded_dots(rows, sum[s], v, x);

@@ -126,6 +126,9 @@ INLINE void tile(const int rows, const int vectors, int pairs, const uint32_t *a
 #pragma GCC unroll 2
 		for (int j = 0; j < vectors; j++)
 			sum[i][j] = _mm512_setzero_ps();
+	if (t->out == MOE_OUT_ADD) /* c's rows lie pages apart: under way while the sums are made */
+		for (int i = 0; i < MOE_MIN(rows, t->rows); i++)
+			prefetch_row((const char *)(t->c + i * t->ldc), 64 * vectors);
 	for (int p = 0; p < pairs; p++, a += lda, b += ldb) {
 		__m512i v[2];
 

@@ -20,9 +20,11 @@ typedef void moe_pack_rows(int64_t block, int rows, int64_t k, int64_t kp, const
 /* weights.c */
 size_t moe_packed_weight_bytes(const struct moe_tiles *t, enum moe_dtype src, int64_t n, int64_t k,
 			       enum moe_weight_use use);
-void moe_packed_weight_pack(const struct moe_tiles *t, struct moe_weight *W, const void *src,
-			    enum moe_dtype dtype, int64_t n, int64_t k, int64_t ld,
+void moe_packed_weight_pack(const struct moe_tiles *t, moe_to_bf16 *to_bf16, struct moe_weight *W,
+			    const void *src, enum moe_dtype dtype, int64_t n, int64_t k, int64_t ld,
 			    enum moe_weight_use use);
+void moe_packed_weight_repack(const struct moe_tiles *t, moe_pack_rows *pack,
+			      const struct moe_weight *W, const float *src, int64_t n0, int64_t n1);
 void moe_packed_weight_unpack(const struct moe_tiles *t, const struct moe_weight *W, int64_t n0,
 			      int64_t n1, float *dst);
 size_t moe_packed_lora_bytes(const struct moe_tiles *t, enum moe_lora_side side, int64_t n,

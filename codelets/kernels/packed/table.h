@@ -25,10 +25,12 @@
 
 MOE_BIND(size_t, weight_bytes, (enum moe_dtype src, int64_t n, int64_t k, enum moe_weight_use use),
 	 src, n, k, use)
-MOE_BIND(void, weight_pack,
-	 (struct moe_weight * W, const void *src, enum moe_dtype dtype, int64_t n, int64_t k,
-	  int64_t ld, enum moe_weight_use use),
-	 W, src, dtype, n, k, ld, use)
+MOE_BIND_WITH(OWN(to_bf16), weight_pack,
+	      (struct moe_weight * W, const void *src, enum moe_dtype dtype, int64_t n, int64_t k,
+	       int64_t ld, enum moe_weight_use use),
+	      W, src, dtype, n, k, ld, use)
+MOE_BIND_WITH(OWN(pack_rows), weight_repack,
+	      (const struct moe_weight *W, const float *src, int64_t n0, int64_t n1), W, src, n0, n1)
 MOE_BIND(void, weight_unpack, (const struct moe_weight *W, int64_t n0, int64_t n1, float *dst), W,
 	 n0, n1, dst)
 MOE_BIND(size_t, lora_bytes, (enum moe_lora_side side, int64_t n, int64_t k), side, n, k)
@@ -111,6 +113,7 @@ MOE_BIND_GRAD(expert_weight_grad)
 #define MOE_PACKED_KERNELS                                                                         \
 	.tiles = &MOE_TILES, .width_pad = MOE_PACK_K, .x16 = true, .kept_bytes = 2,                \
 	.weight_bytes = bound_weight_bytes, .weight_pack = bound_weight_pack,                      \
+	.weight_repack = bound_weight_repack,                                                      \
 	.weight_unpack = bound_weight_unpack, .lora_bytes = bound_lora_bytes,                      \
 	.lora_pack = bound_lora_pack, .weight_transpose = bound_weight_transpose,                  \
 	.lora_pack_t = bound_lora_pack_t, .linear_scratch = bound_linear_scratch,                  \

@@ -53,6 +53,14 @@ static void pack_panel(int64_t block, const uint16_t *const *row, int rows, int6
 }
 
 #ifdef __SSE2__
+/* n elements, whole cache lines, past the caches */
+static inline void stream_out(const uint16_t *line, int64_t n, uint16_t *dst)
+{
+	for (int64_t i = 0; i < n; i += 8)
+		_mm_stream_si128((__m128i *)(void *)(dst + i),
+				 _mm_load_si128((const __m128i *)(const void *)(line + i)));
+}
+
 /* `width` columns of 16 rows, past the caches */
 static inline void stream_line(int64_t block, const int width, const uint16_t *const *row,
 			       int64_t k0, uint16_t *dst)
@@ -63,9 +71,7 @@ static inline void stream_line(int64_t block, const int width, const uint16_t *c
 		pack_line(8, width, row, MOE_PACK_N, k0, line);
 	else
 		pack_line(32, width, row, MOE_PACK_N, k0, line);
-	for (int i = 0; i < MOE_PACK_N * width; i += 8)
-		_mm_stream_si128((__m128i *)(void *)(dst + i),
-				 _mm_load_si128((const __m128i *)(void *)(line + i)));
+	stream_out(line, MOE_PACK_N * width, dst);
 }
 
 /*
@@ -90,16 +96,46 @@ static void stream_panel(int64_t block, const uint16_t *const row[MOE_PACK_N], i
 		stream_line(block, 32, row, k0, dst);
 }
 
+/* The same of rows that were converted. */
+static void stream_strip(int64_t block, const uint16_t *const row[MOE_PACK_N], int64_t width,
+			 uint16_t *dst)
+{
+	int64_t k0 = 0;
+
+	for (; k0 + STREAM_LINE <= width; k0 += STREAM_LINE)
+		stream_line(block, STREAM_LINE, row, k0, dst + MOE_PACK_N * k0);
+	for (; k0 + 32 <= width; k0 += 32)
+		stream_line(block, 32, row, k0, dst + MOE_PACK_N * k0);
+	if (k0 < width) {
+		const uint16_t *rest[MOE_PACK_N];
+
+		for (int n = 0; n < MOE_PACK_N; n++)
+			rest[n] = row[n] + k0;
+		pack_panel(block, rest, MOE_PACK_N, width - k0, dst + MOE_PACK_N * k0);
+	}
+}
+
 static void stream_fence(void)
 {
 	_mm_sfence();
 }
 #else
+static void stream_strip(int64_t block, const uint16_t *const row[MOE_PACK_N], int64_t width,
+			 uint16_t *dst)
+{
+	pack_panel(block, row, MOE_PACK_N, width, dst);
+}
+
 static void stream_panel(int64_t block, const uint16_t *const row[MOE_PACK_N], int64_t ld,
 			 int64_t k, uint16_t *dst)
 {
 	(void)ld;
 	pack_panel(block, row, MOE_PACK_N, k, dst);
+}
+
+static void stream_out(const uint16_t *line, int64_t n, uint16_t *dst)
+{
+	memcpy(dst, line, (size_t)n * sizeof *dst);
 }
 
 static void stream_fence(void)
@@ -109,8 +145,9 @@ static void stream_fence(void)
 
 /* Columns k0..k0+width of `rows` rows as bf16, zero beyond k; one line per row of STRIP elements.
  */
-static void convert_strip(const char *src, enum moe_dtype dtype, int rows, int64_t k, int64_t ld,
-			  int64_t k0, int64_t width, uint16_t strip[MOE_PACK_N][STRIP])
+static void convert_strip(moe_to_bf16 *to_bf16, const char *src, enum moe_dtype dtype, int rows,
+			  int64_t k, int64_t ld, int64_t k0, int64_t width,
+			  uint16_t strip[MOE_PACK_N][STRIP])
 {
 	size_t size = moe_dtype_size(dtype);
 	int64_t inside = MOE_MIN(width, k - k0);
@@ -119,9 +156,17 @@ static void convert_strip(const char *src, enum moe_dtype dtype, int rows, int64
 	for (int n = 0; n < rows; n++) {
 		const char *from = src + (size_t)(n * ld + k0) * size;
 
-		if (dtype == MOE_BF16)
+		if (dtype == MOE_BF16) {
 			memcpy(strip[n], from, (size_t)inside * sizeof **strip);
-		else {
+		} else if (dtype == MOE_F32 && ((uintptr_t)from & 3) == 0) {
+			/* the next strip, or the next panel's: rows lie pages apart */
+			const char *next = from + (k0 + width < k ? (int64_t)STRIP : MOE_PACK_N * ld - k0) *
+							  (int64_t)sizeof(float);
+
+			for (int64_t i = 0; i < inside; i += 16)
+				__builtin_prefetch(next + i * (int64_t)sizeof(float));
+			to_bf16(1, inside, (const float *)(const void *)from, ld, strip[n], inside);
+		} else {
 			moe_to_f32(wide, from, dtype, (size_t)inside);
 			moe_from_f32(strip[n], MOE_BF16, wide, (size_t)inside);
 		}
@@ -130,8 +175,9 @@ static void convert_strip(const char *src, enum moe_dtype dtype, int rows, int64
 }
 
 /* One panel: rows first..first+16 of src (those below n), columns padded to kp. */
-static void pack_rows(int64_t block, const char *src, enum moe_dtype dtype, int64_t n, int64_t k,
-		      int64_t ld, int64_t first, int64_t kp, bool stream, uint16_t *dst)
+static void pack_rows(int64_t block, moe_to_bf16 *to_bf16, const char *src, enum moe_dtype dtype,
+		      int64_t n, int64_t k, int64_t ld, int64_t first, int64_t kp, bool stream,
+		      uint16_t *dst)
 {
 	uint16_t strip[MOE_PACK_N][STRIP];
 	const uint16_t *row[MOE_PACK_N];
@@ -153,8 +199,11 @@ static void pack_rows(int64_t block, const char *src, enum moe_dtype dtype, int6
 	for (int64_t k0 = whole; k0 < kp; k0 += STRIP) {
 		int64_t width = MOE_MIN(STRIP, kp - k0);
 
-		convert_strip(src, dtype, rows, k, ld, k0, width, strip);
-		pack_panel(block, row, rows, width, dst + MOE_PACK_N * k0);
+		convert_strip(to_bf16, src, dtype, rows, k, ld, k0, width, strip);
+		if (stream && rows == MOE_PACK_N)
+			stream_strip(block, row, width, dst + MOE_PACK_N * k0);
+		else
+			pack_panel(block, row, rows, width, dst + MOE_PACK_N * k0);
 	}
 }
 
@@ -167,8 +216,8 @@ size_t moe_packed_weight_bytes(const struct moe_tiles *t, enum moe_dtype src, in
 	return moe_packed_bytes(n, moe_round_up(k, MOE_PACK_K));
 }
 
-void moe_packed_weight_pack(const struct moe_tiles *t, struct moe_weight *W, const void *src,
-			    enum moe_dtype dtype, int64_t n, int64_t k, int64_t ld,
+void moe_packed_weight_pack(const struct moe_tiles *t, moe_to_bf16 *to_bf16, struct moe_weight *W,
+			    const void *src, enum moe_dtype dtype, int64_t n, int64_t k, int64_t ld,
 			    enum moe_weight_use use)
 {
 	int64_t kp = moe_round_up(k, MOE_PACK_K);
@@ -186,8 +235,42 @@ void moe_packed_weight_pack(const struct moe_tiles *t, struct moe_weight *W, con
 	if (!src)
 		return;
 	for (int64_t first = 0; first < n; first += MOE_PACK_N) {
-		pack_rows(block_k(t), src, dtype, n, k, ld, first, kp, stream, dst);
+		pack_rows(block_k(t), to_bf16, src, dtype, n, k, ld, first, kp, stream, dst);
 		dst += moe_packed_stride(kp);
+	}
+	if (stream)
+		stream_fence();
+}
+
+/* A panel of f32 rows that are in the cache; what is written is not read soon. */
+static void stream_rows(int64_t block, moe_pack_rows *pack, const float *src, int64_t k, int64_t kp,
+			uint16_t *dst)
+{
+	_Alignas(64) uint16_t line[MOE_PACK_N * STREAM_LINE];
+
+	for (int64_t k0 = 0; k0 < kp; k0 += STREAM_LINE) {
+		int64_t width = MOE_MIN(STREAM_LINE, kp - k0);
+
+		pack(block, MOE_PACK_N, MOE_MIN(k - k0, width), width, src + k0, k, 1, line);
+		stream_out(line, MOE_PACK_N * width, dst + MOE_PACK_N * k0);
+	}
+}
+
+void moe_packed_weight_repack(const struct moe_tiles *t, moe_pack_rows *pack,
+			      const struct moe_weight *W, const float *src, int64_t n0, int64_t n1)
+{
+	int64_t k = W->k, kp = moe_round_up(k, MOE_PACK_K), stride = moe_packed_stride(kp);
+	bool stream = moe_packed_bytes(W->n, kp) >= STREAM_BYTES && kp % 32 == 0;
+
+	MOE_ASSERT(n0 % MOE_PACK_N == 0 && W->layout == t->layout);
+	for (int64_t n = n0; n < n1; n += MOE_PACK_N, src += MOE_PACK_N * k) {
+		int rows = (int)MOE_MIN(MOE_PACK_N, n1 - n);
+		uint16_t *dst = (uint16_t *)W->data + n / MOE_PACK_N * stride;
+
+		if (stream && rows == MOE_PACK_N)
+			stream_rows(block_k(t), pack, src, k, kp, dst);
+		else
+			pack(block_k(t), rows, k, kp, src, k, 1, dst);
 	}
 	if (stream)
 		stream_fence();

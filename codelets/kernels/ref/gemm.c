@@ -92,6 +92,12 @@ void ref_weight_pack(struct moe_weight *W, const void *src, enum moe_dtype src_d
 	}
 }
 
+void ref_weight_repack(const struct moe_weight *W, const float *src, int64_t n0, int64_t n1)
+{
+	MOE_ASSERT(W->dtype == MOE_F32);
+	memcpy((float *)W->data + n0 * W->k, src, (size_t)((n1 - n0) * W->k) * sizeof *src);
+}
+
 static void expand_bf16(int64_t n, const uint16_t *restrict src, float *restrict dst)
 {
 	for (int64_t i = 0; i < n; i++)

@@ -18,6 +18,7 @@ const struct moe_kernels moe_kernels_ref = {
 	.kept_bytes = sizeof(float),
 	.weight_bytes = ref_weight_bytes,
 	.weight_pack = ref_weight_pack,
+	.weight_repack = ref_weight_repack,
 	.weight_unpack = ref_weight_unpack,
 	.linear_scratch = ref_linear_scratch,
 	.linear = ref_linear,

@@ -13,6 +13,7 @@
 size_t ref_weight_bytes(enum moe_dtype src, int64_t n, int64_t k, enum moe_weight_use use);
 void ref_weight_pack(struct moe_weight *W, const void *src, enum moe_dtype src_dtype, int64_t n,
 		     int64_t k, int64_t ld, enum moe_weight_use use);
+void ref_weight_repack(const struct moe_weight *W, const float *src, int64_t n0, int64_t n1);
 void ref_weight_unpack(const struct moe_weight *W, int64_t n0, int64_t n1, float *dst);
 
 /* linear.c */
