@@ -47,7 +47,7 @@ class Estimate(Case):
         for name in sorted(os.listdir(CONFIGS)):
             with self.subTest(name):
                 values = self.values("--model", os.path.join(CONFIGS, name), "--numa", 2, "--threads", 64)
-                purposes = "weights adapter gradients moments activations scratch runtime".split()
+                purposes = "weights adapter gradients moments activations scratch runtime process staging".split()
                 self.assertGreaterEqual(values["total"], sum(values[p] for p in purposes))
                 self.assertLess(values["total"], 1.02 * sum(values[p] for p in purposes))
                 self.assertLessEqual(sum(values["part"]), values["total"])
@@ -93,13 +93,14 @@ class Estimate(Case):
                                                 "--data", self.write("x.safetensors", "")))  # fmt: skip
 
     def test_what_would_make_it_fit(self):
-        large, small = (self.values("--model", MODEL, "--batch-tokens", n)["total"] for n in (8192, 512))
+        never = ["--recompute", "never"]
+        large, small = (self.values("--model", MODEL, "--batch-tokens", n, *never)["total"] for n in (8192, 512))
         limit = (large + 2 * small) // 3
-        result = self.run_tool("estimate", "--model", MODEL, "--memory-limit", limit)
+        result = self.run_tool("estimate", "--model", MODEL, "--memory-limit", limit, *never)
         self.assertEqual(result.returncode, 3)
         found = re.search(r"would fit +--batch-tokens (\d+)( and as short a --cutoff-len)?: ", result.stdout)
         self.assertIn(f"it would fit with --batch-tokens {found[1]}", result.stderr)
-        flags = ["--batch-tokens", found[1], "--cutoff-len", min(4096, int(found[1]))]
+        flags = ["--batch-tokens", found[1], "--cutoff-len", min(4096, int(found[1])), *never]
         self.good("estimate", "--model", MODEL, *flags, "--memory-limit", limit)
         result = self.run_tool("estimate", "--model", MODEL, "--memory-limit", 1000)
         self.assertRegex(result.stdout, r"would fit +only with more memory: [\d.]+ GiB with --batch-tokens 256")
