@@ -192,7 +192,7 @@ enum moe_status moe_engine_open_dry(int parts, int workers, struct moe_engine **
 	*out = NULL;
 	if (!e)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for the engine");
-	if (dry_engine || parts < 1 || parts > MOE_MAX_PARTS || workers < 1) {
+	if (parts < 1 || parts > MOE_MAX_PARTS || workers < 1) {
 		moe_free(e);
 		return moe_fail(MOE_ERR_ARG, "%d parts, %d workers; 1 to %d parts are possible",
 				parts, workers, MOE_MAX_PARTS);
@@ -207,6 +207,7 @@ enum moe_status moe_engine_open_dry(int parts, int workers, struct moe_engine **
 		e->isa = moe_strdup(singleton->isa);
 	pthread_mutex_unlock(&singleton_lock);
 	e->dry = true;
+	e->outer = dry_engine;
 	e->pid = getpid();
 	e->n_parts = parts;
 	e->dry_workers = workers;
@@ -267,8 +268,8 @@ enum moe_status moe_engine_close(struct moe_engine *e)
 		return MOE_OK;
 	MOE_TRY(moe_engine_check(e));
 	if (e->dry) {
+		dry_engine = e->outer;
 		destroy(e);
-		dry_engine = NULL;
 		return MOE_OK;
 	}
 	MOE_TRY(moe_engine_check_not_task("closing"));

@@ -57,6 +57,7 @@ struct moe_dep_buffer {
 
 struct moe_engine {
 	bool dry; /* counts instead of running */
+	struct moe_engine *outer; /* the thread's dry engine before this one */
 	struct moe_dry_counts counts;
 	int references;
 	pid_t pid;

@@ -119,6 +119,7 @@ struct run {
 	int64_t step;
 	struct moe_loss_result loss[4];
 	struct moe_grad_norm norm;
+	struct moe_drop_pass drop; /* on and seed */
 };
 
 static inline int trained(const struct run *r)
@@ -150,6 +151,10 @@ static inline enum moe_status submit(struct run *r, struct moe_ticket *ticket, b
 			moe_model_pass(r->m, i % r->m->n_slots, &r->batch[i].batch);
 
 		c.micro = i;
+		pass.drop = r->drop;
+		pass.drop.step = r->step + 1;
+		for (int j = 0; j < i; j++)
+			pass.drop.position += r->batch[j].batch.T;
 		pass.share = r->batch[i].batch.T / tokens;
 		MOE_TRY(moe_graph_decoder_forward(&c, &pass));
 		MOE_TRY(moe_graph_decoder_loss(&c, &pass, true, 1.0f / (float)trained(r),

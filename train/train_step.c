@@ -76,8 +76,11 @@ static enum moe_status submit_micro(struct moe_run *r, struct moe_step *s, int m
 		.slot = slot,
 		.batch = s->micro[m].batch,
 		.share = (double)s->micro[m].batch.T / (double)s->tokens,
+		.drop = { .on = true, .seed = r->order.seed, .step = s->number },
 	};
 
+	for (int i = 0; i < m; i++)
+		pass.drop.position += s->micro[i].batch.T;
 	MOE_TRY(moe_graph_decoder_forward(&c, &pass));
 	MOE_TRY(moe_graph_decoder_loss(&c, &pass, true, scale, &s->loss[m]));
 	c.phase = MOE_PHASE_BACKWARD;

@@ -19,6 +19,15 @@ SEED = 7
 TIMES = ("tokens_per_s", "rss_gib", "eta_s", "idle_share", "idle_cause", "idle_cause_share")
 
 
+def dropout():
+    """Flags for it, where this build has it."""
+    text = subprocess.run([TOOL, "train", "--lora-dropout", "0.1"], capture_output=True, text=True, env=environment()).stderr
+    return [] if "not in this version" in text else ["--lora-dropout", "0.1"]
+
+
+DROPOUT = dropout()
+
+
 class Interrupted(Case):
     # one step in flight and two; dropout, if this build has it
     flags = ["--max-steps", STEPS, "--save-steps", 2, "--save-total-limit", 2, "--gradient-accumulation-steps", 2, "--eval-steps", 3,
@@ -32,7 +41,7 @@ class Interrupted(Case):
         self.held_out = self.tokens("held.safetensors", 3)
 
     def arguments(self, *more):
-        return self.train_arguments(*self.flags, "--eval-data", self.held_out, *more, data=self.data)
+        return self.train_arguments(*self.flags, *self.more, "--eval-data", self.held_out, *more, data=self.data)
 
     def run_with(self, fault, *arguments, ticks=None):
         env = {**environment(), "FAULT": fault, **({"FAULT_TICKS": ticks} if ticks else {})}
@@ -41,8 +50,11 @@ class Interrupted(Case):
     def result(self):
         """What a run leaves, without times: file names, the adapter's bits, losses, the order of the data."""
         names = sorted(os.path.relpath(os.path.join(base, name), self.out) for base, _, files in os.walk(self.out) for name in files)
-        with open(os.path.join(self.out, "adapter_model.safetensors"), "rb") as file:
-            adapter = file.read()
+        weights = {}
+        for name in names:
+            if name.endswith(".safetensors") and "/" not in name:
+                with open(os.path.join(self.out, name), "rb") as file:
+                    weights[name] = file.read()
         with open(os.path.join(self.out, "trainer_log.jsonl")) as file:
             log = [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in file]
         with open(os.path.join(self.out, "trainer_state.json")) as file:
@@ -50,18 +62,18 @@ class Interrupted(Case):
         state["best_model_checkpoint"] = os.path.basename(state["best_model_checkpoint"] or "")
         with open(os.path.join(self.out, "README.md")) as file:
             card = file.read()
-        return {"names": names, "adapter": adapter, "log": log, "state": state, "card": card}
+        return {"names": names, "weights": weights, "log": log, "state": state, "card": card}
 
     def whole(self):
         """The run that nothing interrupts, and its ticks; once for all tests."""
-        if Interrupted.uninterrupted:
-            return Interrupted.uninterrupted
+        if type(self).uninterrupted:
+            return type(self).uninterrupted
         self.out = self.path("whole")
         result = self.run_with("kill:1000000000", *self.arguments(), ticks=self.path("ticks"))
         self.assertEqual(result.returncode, 0, result.stderr)
         with open(self.path("ticks")) as file:
-            Interrupted.uninterrupted = self.result(), file.read()
-        return Interrupted.uninterrupted
+            type(self).uninterrupted = self.result(), file.read()
+        return type(self).uninterrupted
 
     def kill(self, instant, *more):
         """Runs until that tick; whether it was killed."""
@@ -88,15 +100,23 @@ class Interrupted(Case):
             chosen.add(rng.randint(1, len(ticks)))
         return sorted(chosen)
 
-    def test_killed_at_any_instant(self):
+    def check_kills(self, count):
         whole, ticks = self.whole()
+        self.assertTrue(whole["weights"])
         self.assertEqual(whole["state"]["global_step"], STEPS)
-        for instant in self.instants(ticks, 30 if FULL else 5):
+        for instant in self.instants(ticks, count):
             with self.subTest(instant=instant, kind=ticks[instant - 1], of=len(ticks)):
                 self.out = self.path(f"killed-{instant}")
                 self.assertTrue(self.kill(instant))
                 self.go_on()
                 self.assertEqual(self.result(), whole)
+
+
+class Adapter(Interrupted):
+    more = DROPOUT
+
+    def test_killed_at_any_instant(self):
+        self.check_kills(30 if FULL else 5)
 
     def test_killed_again_and_again(self):
         whole, ticks = self.whole()
@@ -128,7 +148,7 @@ class Interrupted(Case):
             self.go_on()
             # a checkpoint of the step where it stopped may be among those that are kept
             found = self.result()
-            for key in ("adapter", "log", "card"):
+            for key in ("weights", "log", "card"):
                 self.assertEqual(found[key], whole[key], key)
 
     def test_out_of_time(self):
@@ -138,13 +158,13 @@ class Interrupted(Case):
         self.assertIn("out of time", line)
         self.assertIn("checkpoint-1", line)
         self.go_on()
-        self.assertEqual(self.result()["adapter"], whole["adapter"])
+        self.assertEqual(self.result()["weights"], whole["weights"])
 
     def test_full_disk_for_a_while(self):
         whole, ticks = self.whole()
         writes = ticks.count("w")
         warned = 0
-        for n in range(3, writes, 7 if FULL else writes // 4):
+        for n in range(3, writes, writes // (25 if FULL else 4)):
             self.out = self.path(f"stop-{n}")
             result = self.run_with(f"full:{n}", *self.arguments())
             self.assertEqual(result.returncode, 2, result.stderr)
@@ -154,16 +174,23 @@ class Interrupted(Case):
             self.assertFalse([name for name in complete if "tmp" in name], complete)
             if complete:
                 self.go_on()
-                self.assertEqual(self.result()["adapter"], whole["adapter"])
+                self.assertEqual(self.result()["weights"], whole["weights"])
             self.out = self.path(f"continue-{n}")
             result = self.run_with(f"full:{n}", *self.arguments("--on-save-error", "continue"))
             if result.returncode == 0:
-                self.assertEqual(self.result()["adapter"], whole["adapter"], n)
+                self.assertEqual(self.result()["weights"], whole["weights"], n)
                 warned += "training goes on" in result.stderr
             else:  # the results themselves had no room
                 self.assertEqual(result.returncode, 2, result.stderr)
                 self.assertFalse(os.path.exists(os.path.join(self.out, "trainer_state.json.tmp")))
         self.assertGreater(warned, 0)
+
+
+class WholeModel(Interrupted):
+    more = ["--method", "full", "--learning-rate", "1e-4"]
+
+    def test_killed_at_any_instant(self):
+        self.check_kills(30 if FULL else 5)
 
 
 if __name__ == "__main__":
