@@ -245,7 +245,7 @@ static void ints_of(const struct moe_quantised *q, enum moe_compute compute, int
 	struct moe_weight W;
 	float *x = randoms(m * k, 1), *y = floats(m * n), *part[2] = { floats(m * 16), floats(m * 16) };
 	float *exact = dequantised(q, &w), *a = randoms(r * k, .1), *b = randoms(n * r, .1);
-	struct moe_lora lora = { a, b, r, 1.5f };
+	struct moe_lora lora = { .a = a, .b = b, .r = r, .scale = 1.5f };
 	void *panel = mem((size_t)((m + m % 2) * kp) * (size_t)K->panel_bytes);
 	const struct moe_int_rows *ints[2];
 
