@@ -56,7 +56,8 @@ static enum moe_status check_same(const struct moe_engine *e, const struct moe_e
 		return MOE_OK;
 	MOE_TRY(moe_parts_from_specs(e, p->part_specs, parts));
 	for (int i = 0; i < e->n_parts; i++)
-		if (memcmp(&parts[i], &e->parts[i], sizeof *parts))
+		if (parts[i].node != e->parts[i].node ||
+		    memcmp(parts[i].mask, e->parts[i].mask, sizeof parts[i].mask))
 			return moe_fail(MOE_ERR_CONFIG,
 					"the engine is open with another part_specs[%d]", i);
 	return MOE_OK;

@@ -842,7 +842,7 @@ struct moe_trainer_params {
 	 * saved as a checkpoint. Without it the last step's. The best checkpoint is never pruned.
 	 */
 	int load_best;
-	int sequential;		  /* wait for each step before submitting the next */
+	int sequential;		  /* wait for each micro-batch and each step before submitting what comes next */
 };
 
 enum moe_train_event_type { MOE_TRAIN_STEP, MOE_TRAIN_EVAL, MOE_TRAIN_SAVED, MOE_TRAIN_WARNING };

@@ -87,13 +87,27 @@ static enum moe_status submit_micro(struct moe_run *r, struct moe_step *s, int m
 	return moe_graph_decoder_backward(&c, &pass, m == 0);
 }
 
-/* Forward, loss and backward of all micro-batches. */
+/* Until what was submitted of the step has run. */
+static enum moe_status wait_between(struct moe_run *r, struct moe_step *s)
+{
+	enum moe_status st, waited;
+
+	moe_submit_end(r->t->engine);
+	waited = moe_ticket_wait(s->ticket);
+	st = moe_submit_begin(r->t->engine);
+	return waited != MOE_OK ? waited : st;
+}
+
+/* Forward, loss and backward of all micro-batches; one after the other where nothing is to overlap. */
 static enum moe_status submit_micros(struct moe_run *r, struct moe_step *s)
 {
 	enum moe_status st = MOE_OK;
 
-	for (int m = 0; st == MOE_OK && m < s->n_micro; m++)
+	for (int m = 0; st == MOE_OK && m < s->n_micro; m++) {
 		st = submit_micro(r, s, m, 1.0f / (float)s->trained);
+		if (st == MOE_OK && r->p->sequential)
+			st = wait_between(r, s);
+	}
 	return st;
 }
 

@@ -172,7 +172,7 @@ const struct option train_machine_training[] = {
 	{ "backward-weights", OPTION_TEXT, 0, "MODE", "auto",
 	  "auto, direct, shared:N or resident: copies of the experts for the backward", 0, 0, "",
 	  NULL },
-	{ "pipeline", OPTION_CHOICE, 0, "overlap|sequential", "overlap", "of steps", 0, 0, "",
+	{ "pipeline", OPTION_CHOICE, 0, "overlap|sequential", "overlap", "of steps and micro-batches", 0, 0, "",
 	  NULL },
 	{ .name = NULL },
 };
