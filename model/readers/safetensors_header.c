@@ -179,13 +179,14 @@ static enum moe_status parse_root(const unsigned char *data, size_t size, struct
 
 static enum moe_status parse_mapped(const struct moe_mapping *map, struct moe_st_header *h)
 {
-	const char *text = (const char *)map->data + 8;
+	const char *text;
 	uint64_t length;
 
 	if (map->bytes < 8)
 		return moe_fail(MOE_ERR_FORMAT,
 				"%zu bytes are too few for a safetensors file: truncated?",
 				map->bytes);
+	text = (const char *)map->data + 8;
 	memcpy(&length, map->data, 8);
 	if (length > MOE_ST_HEADER_LIMIT)
 		return moe_fail(MOE_ERR_FORMAT,
