@@ -62,6 +62,7 @@ struct moe_moe_pass moe_decoder_moe_pass(struct moe_decoder_pass *p, int layer)
 		.ring = layer & 1,
 		.has_grads = l->experts->a_gu.grad != NULL,
 		.share = p->share,
+		.result = p->router ? &p->router[layer] : NULL,
 	};
 
 	moe_pass_set_copies(&pass, &p->tensors->ring, experts_index(p->decoder, layer));
