@@ -13,10 +13,8 @@
 #define WINDOW_TASKS 50000 /* most that are live at once */
 
 /* One micro-batch of documents of n tokens; ids do not matter. */
-static enum moe_status make_batch(const struct moe_estimate_params *p, const struct moe_model *m,
-				  int T, struct moe_model_batch *b)
+static enum moe_status make_batch(const struct moe_model *m, int T, int n, struct moe_model_batch *b)
 {
-	int n = p->document_tokens ? p->document_tokens : T;
 	int32_t *ids;
 
 	n = (int)MOE_MIN((int64_t)MOE_MIN(n, T), m->arch.max_positions);
@@ -31,11 +29,12 @@ static enum moe_status make_batch(const struct moe_estimate_params *p, const str
 }
 
 static enum moe_status submit_step(struct moe_model *m, const struct moe_batch *batch,
-				   int micro_batches, struct moe_loss_result *loss,
-				   struct moe_grad_norm *norm)
+				   int micro_batches)
 {
 	struct moe_context c = { .engine = m->engine, .layer = -1, .step = 1 };
-	struct moe_decoder_step update = { .max_norm = 1, .norm = norm };
+	struct moe_loss_result loss;
+	struct moe_grad_norm norm;
+	struct moe_decoder_step update = { .max_norm = 1, .norm = &norm };
 	enum moe_status st = MOE_OK;
 
 	MOE_TRY(moe_submit_begin(m->engine));
@@ -45,13 +44,24 @@ static enum moe_status submit_step(struct moe_model *m, const struct moe_batch *
 		c.micro = i;
 		st = moe_graph_decoder_forward(&c, &pass);
 		if (st == MOE_OK)
-			st = moe_graph_decoder_loss(&c, &pass, true, 1, loss);
+			st = moe_graph_decoder_loss(&c, &pass, true, 1, &loss);
 		if (st == MOE_OK)
 			st = moe_graph_decoder_backward(&c, &pass, i == 0);
 	}
 	if (st == MOE_OK)
 		st = moe_graph_decoder_update(&c, &m->decoder, &m->tensors, &update);
 	moe_submit_end(m->engine);
+	return st;
+}
+
+enum moe_status moe_model_count_step(struct moe_model *m, int T, int n, int micro_batches)
+{
+	struct moe_model_batch batch = { 0 };
+	enum moe_status st = make_batch(m, T, n ? n : T, &batch);
+
+	if (st == MOE_OK)
+		st = submit_step(m, &batch.batch, micro_batches);
+	moe_model_batch_free(&batch);
 	return st;
 }
 
@@ -111,6 +121,7 @@ static void correct_weights(const struct moe_model *m, struct moe_estimate *out)
 
 	out->weights += bytes;
 	out->total += bytes;
+	out->wanted += bytes;
 	for (int p = 0; p < out->parts && p < MOE_ESTIMATE_PARTS; p++)
 		out->part[p] += bytes / out->parts;
 	out->lacks = m->arch.reader->estimate_only;
@@ -120,24 +131,24 @@ static enum moe_status count(struct moe_engine *e, const struct moe_estimate_par
 			     struct moe_model *m, int workers, struct moe_estimate *out)
 {
 	struct moe_model_info info = { .struct_size = sizeof info };
-	struct moe_model_batch batch = { 0 };
-	struct moe_loss_result loss;
-	struct moe_grad_norm norm;
 	struct moe_dry_counts c;
 	int T = p->tokens ? p->tokens : m->params.max_tokens, micros = MOE_MAX(1, p->micro_batches);
-	enum moe_status st;
 
 	MOE_TRY(moe_model_get_info(m, &info));
-	st = make_batch(p, m, T, &batch);
-	if (st == MOE_OK && info.trainable_params)
-		st = submit_step(m, &batch.batch, micros, &loss, &norm);
-	moe_model_batch_free(&batch);
-	MOE_TRY(st);
+	if (info.trainable_params)
+		MOE_TRY(moe_model_count_step(m, T, p->document_tokens, micros));
 	moe_engine_dry_counts(e, &c);
 	out->params = info.params;
 	out->active_params = info.active_params;
 	out->trainable_params = info.trainable_params;
 	count_memory(e, &c, workers, out);
+	out->slots = info.slots;
+	out->trained_layers = info.trained_layers;
+	out->recomputed_layers = info.recomputed_layers;
+	out->process = m->plan.process;
+	out->staging = MOE_MAX(m->plan.saving, m->plan.loading - out->activations);
+	out->total += out->process + out->staging;
+	out->wanted = m->plan.wanted - m->plan.total + out->total;
 	correct_weights(m, out);
 	memcpy(out->backward_weights, m->backward_text, sizeof out->backward_weights);
 	out->handles = c.handles;

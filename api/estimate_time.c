@@ -59,6 +59,8 @@ static double experts_us(const struct step *s, bool backward)
 	if (backward && r) /* gradients of A and B: added to in memory */
 		us += moe_cost_gemm_us(m, MOE_GEMM_FORWARD, rows, 3.0 * r, H + I,
 				       2 * sizeof(float));
+	if (backward && moe_model_trains(s->model, MOE_ROLE_EXPERT_GATE))
+		us += moe_cost_gemm_us(m, MOE_GEMM_FORWARD, rows, 3 * I, H, 2 * sizeof(float));
 	return us * reached;
 }
 
@@ -83,6 +85,10 @@ static double micro_batch_us(const struct step *s)
 
 	us += dense_us(s, in_layers, trained);
 	us += dense_us(s, (double)a->vocab * (double)a->hidden, 1);
+	if (moe_model_trains(s->model, MOE_ROLE_Q)) /* gradients of weights, added to in memory */
+		us += s->blocks * moe_cost_gemm_us(&s->machine, MOE_GEMM_FORWARD, s->rows,
+						   in_layers / (double)a->hidden + (double)a->vocab,
+						   (double)a->hidden, 2 * sizeof(float));
 	us += attention_us(s, trained) + streams_us(s, trained);
 	for (int i = 0; i < a->n_layers; i++)
 		if (a->layer_is_moe[i])

@@ -113,8 +113,7 @@ static enum moe_status alloc_layer(struct moe_expert_layer *l)
 	s.backward = l->backward.mode;
 	MOE_TRY(moe_experts_alloc(l->engine, &s, p->weight_dtype, &l->layer));
 	l->layer.dropout = p->lora_rank ? p->lora_dropout : 0;
-	l->layer.dropout_seed = moe_mix(moe_mix(p->seed + 0x9e3779b97f4a7c15ull) +
-						(uint64_t)p->layer);
+	l->layer.dropout_seed = moe_drop_seed(p->seed, p->layer);
 	l->cut = moe_cut_choose(&l->layer, tokens, load.workers, p->slices_i, p->slices_h);
 	return moe_layer_tensors_create(l->engine, &l->layer, l->cut.slices_i, p->train_base,
 					&l->tensors);

@@ -54,6 +54,7 @@ struct moe_experts_pass {
 	int64_t generation; /* of the space's buffers that state points to */
 	int64_t used;	    /* order of forwards */
 	int64_t values;	    /* of the layer, when it ran forward */
+	struct moe_drop_pass drop;
 	bool kept;
 };
 

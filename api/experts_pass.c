@@ -118,6 +118,7 @@ static struct moe_moe_pass graph_pass(struct moe_expert_layer *l, struct moe_exp
 		.plan = p->plan,
 		.ring = p->ring,
 		.has_grads = l->layer.r > 0,
+		.drop = p->drop,
 	};
 
 	moe_pass_set_copies(&g, &s->ring, l->number);
@@ -154,10 +155,13 @@ static enum moe_status run_forward(struct moe_expert_layer *l, struct moe_expert
 	int T = (int)x->shape[0];
 
 	MOE_TRY(pass_prepare(l, p, T));
-	p->state.drop = l->layer.dropout > 0 &&
-			(l->dropout == MOE_DROPOUT_ON || (l->dropout == MOE_DROPOUT_SAVED && save));
-	p->state.drop_step = l->dropout_step < 0 ? l->steps : l->dropout_step;
-	p->state.drop_position = l->dropout_position;
+	p->drop = (struct moe_drop_pass){
+		.on = l->layer.dropout > 0 &&
+		      (l->dropout == MOE_DROPOUT_ON || (l->dropout == MOE_DROPOUT_SAVED && save)),
+		.seed = l->layer.dropout_seed,
+		.step = l->dropout_step < 0 ? l->steps : l->dropout_step,
+		.position = l->dropout_position,
+	};
 	moe_take_routing(&l->layer, &p->state.plan, ids, weights, T);
 	moe_stream_resize(&p->x, T);
 	moe_stream_resize(&moe_space_slot(l, p)->out, T);

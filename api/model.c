@@ -39,6 +39,12 @@ static enum moe_status take_params(struct moe_model *m, const struct moe_model_p
 				"model params: max_tokens %d, slots %d (at most %d), lora_rank %d, "
 				"expert_rank %d, lora_alpha %g", p->max_tokens, p->slots,
 				MOE_MODEL_SLOTS, p->lora_rank, p->expert_rank, p->lora_alpha);
+	if ((unsigned)p->recompute > MOE_RECOMPUTE_ALWAYS)
+		return moe_fail(MOE_ERR_ARG, "recompute is %d; 0 (auto), 1 (never) and 2 (always) are possible",
+				(int)p->recompute);
+	if (!(p->lora_dropout >= 0 && p->lora_dropout < 1))
+		return moe_fail(MOE_ERR_ARG, "lora_dropout is %g; at least 0 and below 1 are possible",
+				p->lora_dropout);
 	if (!(p->aux_coef >= 0 && p->aux_coef < INFINITY && p->z_coef >= 0 && p->z_coef < INFINITY))
 		return moe_fail(MOE_ERR_ARG, "model params: aux_coef %g, z_coef %g", p->aux_coef, p->z_coef);
 	if (p->keep_text && (!p->inference_only || p->slots > 1))
@@ -58,12 +64,10 @@ static enum moe_status take_params(struct moe_model *m, const struct moe_model_p
 				p->adapter);
 	if (!p->max_tokens)
 		m->params.max_tokens = 512;
-	if (!p->slots)
-		m->params.slots = p->inference_only ? 1 : 2;
 	return MOE_OK;
 }
 
-static enum moe_status reserve_scratch(struct moe_model *m)
+enum moe_status moe_model_reserve_scratch(struct moe_model *m)
 {
 	const struct moe_decoder *d = &m->decoder;
 	size_t scratch = moe_decoder_scratch(d);
@@ -90,8 +94,32 @@ static enum moe_status make_slots(struct moe_model *m)
 	return MOE_OK;
 }
 
-/* Tensors, the ring of the backward's weights, worker scratch, slots. */
-static enum moe_status make_runtime(struct moe_model *m)
+static enum moe_status check_dropout(const struct moe_model *m)
+{
+	if (m->params.inference_only || !(m->params.lora_dropout > 0) || !m->lora.rank[MOE_ADAPTER_ROUTER])
+		return MOE_OK;
+	return moe_fail(MOE_ERR_UNSUPPORTED,
+			"lora_dropout %g with an adapter of %s: its LoRA is part of its weight, which has no masked "
+			"input; train without it or without dropout",
+			m->params.lora_dropout, moe_adapter_target_name(MOE_ADAPTER_ROUTER));
+}
+
+static void set_dropout(struct moe_model *m)
+{
+	struct moe_decoder *d = &m->decoder;
+
+	d->dropout = m->params.inference_only ? 0 : (float)m->params.lora_dropout;
+	for (int i = 0; i < d->n_layers; i++) {
+		struct moe_decoder_layer *l = &d->layers[i];
+
+		if (l->experts && l->experts->r)
+			l->experts->dropout = d->dropout;
+		if (l->ffn)
+			l->ffn->dropout = d->dropout;
+	}
+}
+
+enum moe_status moe_model_make_tensors(struct moe_model *m)
 {
 	struct moe_decoder *d = &m->decoder;
 	struct moe_cut cut = { 1, 1, 1 };
@@ -108,8 +136,17 @@ static enum moe_status make_runtime(struct moe_model *m)
 		MOE_TRY(moe_backward_ring_create(m->engine, experts,
 						 experts->part[0].gate[0].dtype, m->backward.ring,
 						 &m->tensors.ring));
+	return MOE_OK;
+}
+
+/* Tensors, worker scratch, slots. */
+static enum moe_status make_runtime(struct moe_model *m)
+{
+	MOE_TRY(moe_model_make_tensors(m));
+	set_dropout(m);
 	MOE_TRY(moe_ticket_create(m->engine, &m->ticket));
-	MOE_TRY(reserve_scratch(m));
+	MOE_TRY(moe_model_reserve_scratch(m));
+	moe_model_apply_plan(m);
 	return make_slots(m);
 }
 
@@ -123,17 +160,19 @@ enum moe_status moe_model_reserve(struct moe_model *m, int T, int slots)
 	if (T <= m->params.max_tokens && slots <= m->n_slots)
 		return MOE_OK;
 	MOE_TRY(moe_engine_wait(m->engine));
+	MOE_TRY(moe_model_plan_slots(m, MOE_MAX(T, m->params.max_tokens), MOE_MAX(slots, m->n_slots)));
+	for (; m->n_slots; m->n_slots--)
+		moe_decoder_slot_destroy(&m->slot[m->n_slots - 1]);
+	moe_model_apply_plan(m);
 	if (T > m->params.max_tokens) {
-		for (; m->n_slots; m->n_slots--)
-			moe_decoder_slot_destroy(&m->slot[m->n_slots - 1]);
 		m->params.max_tokens = T;
-		MOE_TRY(reserve_scratch(m));
+		MOE_TRY(moe_model_reserve_scratch(m));
 	}
 	if (positions > m->decoder.positions) {
 		m->decoder.positions = positions;
 		MOE_TRY(moe_model_make_rope(m));
 	}
-	m->params.slots = MOE_MAX(m->params.slots, slots);
+	m->params.slots = m->plan.slots;
 	return make_slots(m);
 }
 
@@ -143,6 +182,7 @@ static enum moe_status load_shape(struct moe_model *m, const char *targets)
 	m->params.lora_targets = targets;
 	MOE_TRY(moe_arch_load(m->params.dir, &m->arch));
 	MOE_TRY(moe_model_plan_lora(m, NULL));
+	MOE_TRY(check_dropout(m));
 	m->params.lora_targets = NULL;
 	MOE_TRY(moe_model_shape(m));
 	MOE_TRY(moe_model_plan_memory(m, NULL));
@@ -168,6 +208,7 @@ static enum moe_status load(struct moe_model *m, const char *adapter_dir, const 
 	if (adapter_dir)
 		MOE_TRY_GOTO(moe_adapter_read(adapter_dir, &adapter), status, out);
 	MOE_TRY_GOTO(moe_model_plan_lora(m, adapter), status, out);
+	MOE_TRY_GOTO(check_dropout(m), status, out);
 	m->params.lora_targets = NULL;
 	MOE_TRY_GOTO(moe_safetensors_open(m->params.dir, &st), status, out);
 	MOE_TRY_GOTO(moe_model_shape(m), status, out);
@@ -303,6 +344,11 @@ enum moe_status moe_model_get_info(struct moe_model *m, struct moe_model_info *i
 		.whole_params = moe_model_whole_params(m),
 		.touched_bytes = m->touched_bytes,
 		.touch_seconds = m->touch_seconds,
+		.planned_bytes = m->plan.total,
+		.wanted_bytes = m->plan.wanted,
+		.allowed_bytes = m->plan.allowed,
+		.trained_layers = a->n_layers - m->plan.lowest,
+		.recomputed_layers = m->plan.recomputed,
 	};
 	for (int j = 0; j < MOE_ADAPTER_TARGETS; j++)
 		if (j != MOE_ADAPTER_EXPERTS)

@@ -40,6 +40,17 @@ struct moe_folded_lora {
 	struct moe_router_lora *trained; /* its values are a and b; NULL: frozen */
 };
 
+/* Bytes. What is not of the slots is counted before they are chosen. */
+struct moe_memory_plan {
+	int64_t weights, trained; /* allocations for good: weights with copies; adapter, gradients, moments, masters */
+	int64_t scratch, runtime; /* of workers; handles and live tasks */
+	int64_t process, loading, saving;
+	int64_t slot; /* with its handles */
+	int64_t total, wanted, allowed;
+	int slots, lowest, recomputed; /* from the lowest trained layer on */
+	bool limited; /* allowed was asked for, else it is what the machine has */
+};
+
 struct moe_model {
 	struct moe_engine *engine;
 	struct moe_model_params params; /* dir and adapter owned; defaults filled in */
@@ -50,6 +61,7 @@ struct moe_model {
 	struct moe_decoder_tensors tensors;
 	struct moe_decoder_slot slot[MOE_MODEL_SLOTS];
 	int n_slots;
+	struct moe_memory_plan plan;
 	int group_size; /* experts per task */
 	const struct moe_format *convert; /* params.weights, or NULL */
 	const struct moe_format *format;  /* of the experts, NULL: plain */
@@ -86,9 +98,6 @@ void moe_model_free_trained(struct moe_model *m);
 /* Of experts: key of the layer for stochastic rounding. */
 uint64_t moe_model_rounding_key(const struct moe_model *m, enum moe_role role, int layer);
 int64_t moe_model_whole_params(const struct moe_model *m);
-/* Bytes beside the packed weights, and handles, for the memory plan. */
-size_t moe_model_whole_bytes(const struct moe_model *m);
-int64_t moe_model_whole_handles(const struct moe_model *m);
 /* moe_model_save for whoever is inside. */
 enum moe_status moe_model_write_checkpoint(struct moe_model *m, const char *dir);
 
@@ -117,12 +126,24 @@ static inline int moe_lora_rank(const struct moe_lora_plan *p, enum moe_adapter_
 {
 	return p->on[t][layer] ? p->rank[t] : 0;
 }
-/*
- * The decoder's shape without memory for weights; then refuses what cannot fit (not on a dry engine, st NULL) and
- * chooses what the backward multiplies by.
- */
+/* The decoder's shape without memory for weights. */
 enum moe_status moe_model_shape(struct moe_model *m);
+/* What the backward multiplies by. memory: bytes that are left for copies, < 0: any. */
+enum moe_status moe_model_choose_backward(struct moe_model *m, int64_t memory);
+/*
+ * Counts what opening will take by doing it on a dry engine, and chooses what fits: copies for the backward, slots,
+ * layers that recompute. MOE_ERR_NOFIT: nothing does (on a dry engine: the least is chosen). st NULL: weights as BF16.
+ */
 enum moe_status moe_model_plan_memory(struct moe_model *m, const struct moe_safetensors *st);
+/* The same for slots of T tokens, at least `slots`, once weights are there; chooses again. */
+enum moe_status moe_model_plan_slots(struct moe_model *m, int T, int slots);
+/* Marks the layers that recompute; no slot may exist. */
+void moe_model_apply_plan(struct moe_model *m);
+/* Tensors of the decoder, the ring of the backward's weights; what workers need for max_tokens. */
+enum moe_status moe_model_make_tensors(struct moe_model *m);
+enum moe_status moe_model_reserve_scratch(struct moe_model *m);
+/* Submits one step of documents of n tokens in micro-batches of T, on a dry engine with a slot. */
+enum moe_status moe_model_count_step(struct moe_model *m, int T, int n, int micro_batches);
 void moe_model_free_decoder(struct moe_model *m);
 /* Weights from the checkpoint (st NULL, on a dry engine: their memory only), LoRA initialised. */
 enum moe_status moe_model_make_rope(struct moe_model *m);

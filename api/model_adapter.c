@@ -474,6 +474,7 @@ static enum moe_status get_adapter(struct moe_model *m, struct moe_adapter **res
 		return moe_fail(MOE_ERR_NOMEM, "no memory for an adapter");
 	out->rslora = m->lora.rslora;
 	out->share_a = m->lora.share_a;
+	out->dropout = m->params.lora_dropout;
 	out->mixtral = !strcmp(m->arch.name, "mixtral");
 	memcpy(out->partial, m->lora.partial, sizeof out->partial);
 	get_defaults(m, out);

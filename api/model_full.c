@@ -144,21 +144,6 @@ static int64_t dense_params(const struct moe_model *m)
 	       count_role(m, MOE_ROLE_EXPERTS_DOWN);
 }
 
-size_t moe_model_whole_bytes(const struct moe_model *m)
-{
-	return (size_t)moe_model_whole_params(m) * moe_trained_bytes_each(own(m));
-}
-
-int64_t moe_model_whole_handles(const struct moe_model *m)
-{
-	int64_t dense = dense_params(m);
-
-	if (!dense)
-		return 0;
-	return dense / MOE_MAX(m->slice_elements, 1) + m->arch.n_layers * MOE_DENSE_ARRAYS +
-	       4 * m->decoder.head.n_chunks + MOE_FULL_NORMS;
-}
-
 enum moe_status moe_model_shape_trained(struct moe_model *m)
 {
 	struct moe_decoder *d = &m->decoder;

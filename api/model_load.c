@@ -11,7 +11,7 @@ struct loader {
 	struct moe_model *m;
 	const struct moe_safetensors *st; /* NULL: shapes only, for an estimate */
 	struct moe_st_tensor shape;	  /* then: the last tensor */
-	struct moe_pack *pack;		  /* with st */
+	struct moe_pack *pack;		  /* NULL: nothing is read, on a dry engine */
 };
 
 bool moe_model_has(const struct moe_model *m, const struct moe_safetensors *st, enum moe_role role,
@@ -89,7 +89,12 @@ static enum moe_status next(struct loader *l, enum moe_role role, int layer, int
 		return MOE_OK;
 	}
 	MOE_TRY(moe_model_find(l->m, l->st, role, layer, expert, out));
-	return moe_pack_tensor(l->pack, *out);
+	if (l->pack)
+		return moe_pack_tensor(l->pack, *out);
+	l->shape = **out;
+	l->shape.data = NULL;
+	*out = &l->shape;
+	return MOE_OK;
 }
 
 /* The same for one that the caller reads itself. */
@@ -97,7 +102,7 @@ static enum moe_status next_read(struct loader *l, enum moe_role role, int layer
 				 const struct moe_st_tensor **out)
 {
 	MOE_TRY(next(l, role, layer, -1, out));
-	if (l->st)
+	if (l->pack)
 		moe_pack_read(l->pack, *out);
 	return MOE_OK;
 }
@@ -166,7 +171,7 @@ static enum moe_status pack(struct loader *l, enum moe_role role, int layer, int
 	if (!w->data)
 		return MOE_ERR_NOMEM;
 	MOE_TRY(moe_model_alloc_trained(l->m, role, layer, chunk, w, NULL, n, k, part));
-	if (l->st)
+	if (l->pack)
 		return moe_pack_weight(l->pack, part, w, moe_model_trained(l->m, role, layer, chunk), src,
 				       dtype, n, k);
 	moe_kernels()->weight_pack(w, NULL, as, n, k, k, MOE_USE_GEMM);
@@ -176,6 +181,8 @@ static enum moe_status pack(struct loader *l, enum moe_role role, int layer, int
 /* The tensors of a quantised weight are done when its codes are. */
 static enum moe_status begin_coded(struct loader *l, const struct moe_st_quantised *t)
 {
+	if (!l->pack)
+		return MOE_OK;
 	MOE_TRY(moe_pack_tensor(l->pack, t->scale));
 	if (t->zero)
 		MOE_TRY(moe_pack_tensor(l->pack, t->zero));
@@ -190,7 +197,7 @@ static enum moe_status load_coded(struct loader *l, const struct moe_st_quantise
 	if (!w->data)
 		return MOE_ERR_NOMEM;
 	MOE_TRY(begin_coded(l, t));
-	return moe_pack_coded(l->pack, part, w, &t->q);
+	return l->pack ? moe_pack_coded(l->pack, part, w, &t->q) : MOE_OK;
 }
 
 static enum moe_status load_weight(struct loader *l, enum moe_role role, int layer,
@@ -244,9 +251,9 @@ static enum moe_status pack_expert(struct loader *l, struct moe_experts *e, int 
 				   enum moe_expert_matrix which, int expert, const void *src,
 				   enum moe_dtype dtype)
 {
-	if (l->st && l->m->convert)
+	if (l->pack && l->m->convert)
 		return moe_pack_expert_as(l->pack, back, e, which, expert, src, dtype, l->m->convert);
-	if (l->st)
+	if (l->pack)
 		return moe_pack_expert(l->pack, back, e, which, expert, src, dtype);
 	if (l->m->convert) { /* the description */
 		struct moe_quantised q = { .n = which == MOE_DOWN ? e->H : e->I,
@@ -435,6 +442,15 @@ enum moe_status moe_model_choose_format(struct moe_model *m, const struct moe_sa
 	return MOE_OK;
 }
 
+/* Without reading any. */
+static enum moe_status describe_experts(struct loader *l, struct moe_experts *e, enum moe_dtype dtype, bool coded)
+{
+	for (int i = 0; !coded && i < e->E; i++)
+		for (int j = 0; j < MOE_EXPERT_MATRICES; j++)
+			MOE_TRY(pack_expert(l, e, 0, (enum moe_expert_matrix)j, i, NULL, dtype));
+	return MOE_OK;
+}
+
 static enum moe_status load_experts(struct loader *l, int layer, struct moe_experts *e)
 {
 	const struct moe_lora_plan *lora = &l->m->lora;
@@ -483,7 +499,9 @@ static enum moe_status load_experts(struct loader *l, int layer, struct moe_expe
 	MOE_TRY(check_trained(l, MOE_ROLE_EXPERT_GATE, t, c.coded ? c.coding[0].format->name : NULL));
 	MOE_TRY(moe_experts_alloc(l->m->engine, &s,
 				  moe_model_packed_dtype(l->m, MOE_ROLE_EXPERT_GATE, t->dtype), e));
-	if (c.coded)
+	if (l->st && !l->pack)
+		MOE_TRY(describe_experts(l, e, t->dtype, c.coded));
+	else if (c.coded)
 		MOE_TRY(c.fused ? load_fused_coded(l, layer, e, c.coding)
 				: load_single_coded(l, layer, e, c.coding));
 	else
@@ -582,10 +600,10 @@ enum moe_status moe_model_load_weights(struct moe_model *m, const struct moe_saf
 	struct loader l = { .m = m, .st = st };
 	enum moe_status status;
 
-	if (st)
+	if (st && !moe_engine_is_dry(m->engine))
 		MOE_TRY(moe_pack_create(m, (int64_t)moe_safetensors_count(st), &l.pack));
 	status = load_all(&l);
-	if (status == MOE_OK && st)
+	if (status == MOE_OK && l.pack)
 		status = moe_pack_run(l.pack);
 	moe_pack_destroy(l.pack);
 	return status;

@@ -2,6 +2,7 @@
 #include "api/model_pack.h"
 
 #include "codelets/kernels/packed/coded.h"
+#include "model/file.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -25,6 +26,8 @@ struct job {
 
 struct tensor {
 	const char *name;
+	const void *data;
+	size_t bytes;
 	int64_t non_finite; /* both under the lock while jobs run */
 	int left;	    /* jobs */
 };
@@ -103,7 +106,7 @@ static enum moe_status grow(struct moe_pack *p, void **array, size_t n, size_t *
 enum moe_status moe_pack_tensor(struct moe_pack *p, const struct moe_st_tensor *t)
 {
 	MOE_TRY(grow(p, (void **)&p->tensor, p->n_tensors, &p->tensor_room, sizeof *p->tensor));
-	p->tensor[p->n_tensors++] = (struct tensor){ .name = t->name };
+	p->tensor[p->n_tensors++] = (struct tensor){ .name = t->name, .data = t->data, .bytes = t->bytes };
 	return MOE_OK;
 }
 
@@ -288,6 +291,7 @@ static enum moe_status run_as(const struct job *j, const char *name)
 
 	if (st != MOE_OK)
 		st = moe_fail_in(st, "%s, expert %d", name, j->expert);
+	moe_mapping_forget(j->matrix, (size_t)(s->n * s->k) * moe_dtype_size(j->dtype));
 	for (int i = 0; st == MOE_OK && i < j->experts->P; i++)
 		moe_experts_pack_coded(j->experts, j->which, j->expert, i, &q, 0, 1);
 	moe_free(memory);
@@ -309,6 +313,11 @@ static void run_plain(struct moe_pack *p, const struct job *j, int64_t *bad)
 		moe_trained_set(j->trained, s->src, j->dtype);
 	else
 		moe_kernels()->weight_pack(s->w, s->src, j->dtype, s->n, s->k, s->ld, MOE_USE_GEMM);
+	/* or they count as the process's memory until the file is closed */
+	if (s->ld == s->k)
+		moe_mapping_forget(s->src, (size_t)s->n * row);
+	else /* other parts read columns of the same rows */
+		moe_mapping_forget(j->matrix, (size_t)s->n * row);
 }
 
 static void run_job(struct moe_pack *p, const struct job *j)
@@ -316,6 +325,7 @@ static void run_job(struct moe_pack *p, const struct job *j)
 	struct tensor *t = &p->tensor[j->tensor];
 	enum moe_status st = MOE_OK;
 	int64_t bad = 0;
+	bool last;
 
 	if (j->coded)
 		st = run_coded(j, t->name, &bad);
@@ -329,9 +339,12 @@ static void run_job(struct moe_pack *p, const struct job *j)
 		snprintf(p->error, sizeof p->error, "%s", moe_last_error());
 	}
 	t->non_finite += bad;
-	if (--t->left == 0)
+	last = --t->left == 0;
+	if (last)
 		pthread_cond_signal(&p->done);
 	pthread_mutex_unlock(&p->lock);
+	if (last)
+		moe_mapping_forget(t->data, t->bytes);
 }
 
 /* The part's own jobs, then what is left of others. */

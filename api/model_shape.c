@@ -3,7 +3,6 @@
 #include "api/model.h"
 
 #include "codelets/ffn_bwd.h"
-#include "engine/available.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -138,6 +137,7 @@ static int choose_group_size(const struct moe_model *m)
 	struct moe_load load = load_of(m);
 	int E = load.E, P = load.P;
 	int size = moe_group_size_choose(&load, moe_machine()), ring = ring_entries(m);
+	int slots = m->params.slots ? m->params.slots : m->params.inference_only ? 1 : 2; /* at most */
 	struct moe_cut cut = { 1, 3, 1 };
 
 	for (; size < E; size++) {
@@ -145,7 +145,7 @@ static int choose_group_size(const struct moe_model *m)
 		int64_t n = moe_arch_moe_layers(a) *
 			    moe_layer_tensors_count(P, G, 1, moe_model_trains(m, MOE_ROLE_EXPERT_GATE));
 
-		n += m->params.slots * moe_slot_tensors_count(P, G, m->params.max_tokens, &cut) +
+		n += slots * moe_slot_tensors_count(P, G, m->params.max_tokens, &cut) +
 		     (int64_t)ring * P * G;
 		if (n <= MAX_MOE_HANDLES)
 			break;
@@ -184,69 +184,8 @@ enum moe_status moe_model_shape(struct moe_model *m)
 	return moe_model_shape_trained(m);
 }
 
-static size_t pair_bytes(const struct moe_model *m, const struct moe_param *a, const struct moe_param *b)
-{
-	return (size_t)(a->piece + b->piece) * sizeof(float) * (m->params.inference_only ? 1 : 4);
-}
-
-/* A router's: base and the gradient of its weight too. */
-static size_t router_bytes(const struct moe_model *m, int layer)
-{
-	size_t E = (size_t)m->arch.n_experts, H = (size_t)m->arch.hidden;
-	size_t r = (size_t)moe_lora_rank(&m->lora, MOE_ADAPTER_ROUTER, layer);
-	bool trained = !m->params.inference_only;
-
-	if (m->lora.router_weights && trained) /* gradient and moments */
-		return m->arch.layer_is_moe[layer] ? 3 * E * H * sizeof(float) : 0;
-	return r ? ((trained ? 2 : 1) * E * H + (trained ? 4 : 1) * r * (E + H)) * sizeof(float) : 0;
-}
-
-/* LoRA with gradients and moments. */
-static size_t lora_bytes(const struct moe_model *m)
-{
-	size_t bytes = 0;
-
-	for (int i = 0; i < m->decoder.n_layers; i++) {
-		const struct moe_decoder_layer *l = &m->decoder.layers[i];
-		const struct moe_experts *e = l->experts;
-
-		for (int j = 0; j < MOE_ATTN_LINEARS; j++)
-			bytes += pair_bytes(m, &l->linear[j].lora_a, &l->linear[j].lora_b);
-		for (int j = 0; l->ffn && j < MOE_FFN_MATRICES; j++)
-			bytes += pair_bytes(m, &l->ffn->lora[j].a, &l->ffn->lora[j].b);
-		bytes += router_bytes(m, i);
-		if (e)
-			bytes += (size_t)e->E * ((size_t)(e->ra + e->r) * (size_t)e->H +
-						 3 * (size_t)e->r * (size_t)e->I) *
-				 sizeof(float) * (m->params.inference_only ? 1 : 4);
-	}
-	return bytes;
-}
-
-/* Bytes of StarPU's handles; Debian's build takes 4 KB each (design.md 3). */
-static size_t handle_bytes(const struct moe_model *m, int lowest)
-{
-	struct moe_cut cut = { 1, 1, 1 };
-	int64_t n = 0, ring = 0;
-
-	for (int i = 0; i < m->decoder.n_layers; i++) {
-		const struct moe_experts *e = m->decoder.layers[i].experts;
-
-		if (!e)
-			continue;
-		cut = moe_cut_choose(e, m->params.max_tokens, moe_engine_workers(m->engine), 0, 0);
-		n += moe_layer_tensors_count(e->P, e->G, cut.slices_i,
-					     moe_model_trains(m, MOE_ROLE_EXPERT_GATE));
-		ring = ring_entries(m) * e->P * e->G;
-	}
-	n += ring + moe_model_whole_handles(m);
-	n += m->params.slots *
-	     moe_decoder_slot_handles(&m->decoder, lowest, &cut, m->params.max_tokens);
-	return (size_t)n * 4096;
-}
-
 /* memory: bytes that are left for copies, < 0: any. */
-static enum moe_status choose_backward(struct moe_model *m, int64_t memory)
+enum moe_status moe_model_choose_backward(struct moe_model *m, int64_t memory)
 {
 	const char *text = m->params.backward_weights;
 	struct moe_backward_params p = { .load = load_of(m),
@@ -271,56 +210,6 @@ static enum moe_status choose_backward(struct moe_model *m, int64_t memory)
 	m->params.backward_weights =
 		moe_backward_text(&m->backward, m->backward_text, sizeof m->backward_text);
 	return MOE_OK;
-}
-
-/* Experts in the format they are converted to, all else in 16 bits. */
-static size_t converted_bytes(const struct moe_model *m, const struct moe_param_count *count)
-{
-	struct moe_coding c = moe_format_coding(m->convert, m->arch.moe_intermediate);
-	double each = c.format->bits / 8.0 + (double)moe_scale_bytes(&c) / (double)c.group;
-	int64_t experts = count->groups[MOE_PARAMS_EXPERTS];
-
-	return 2 * (size_t)(count->total - experts) + (size_t)(each * (double)experts);
-}
-
-/* Everything that opening would allocate against the limit, before any of it is. */
-enum moe_status moe_model_plan_memory(struct moe_model *m, const struct moe_safetensors *st)
-{
-	size_t weights = 0, lora = lora_bytes(m), whole = moe_model_whole_bytes(m), slot, handles, total;
-	size_t limit = m->params.memory_limit > 0 ? (size_t)m->params.memory_limit
-						  : moe_memory_available("");
-	int lowest = m->params.inference_only || !(lora + whole) ? m->decoder.n_layers : 0;
-	const char *backward = m->params.backward_weights;
-	struct moe_param_count count;
-
-	MOE_TRY(moe_model_choose_format(m, st));
-	moe_arch_count_params(&m->arch, &count);
-	if (!st)
-		weights = 2 * (size_t)count.total;
-	for (size_t i = 0; st && i < moe_safetensors_count(st); i++)
-		weights += moe_safetensors_at(st, i)->bytes;
-	if (m->convert)
-		weights = converted_bytes(m, &count);
-	slot = moe_decoder_slot_bytes(&m->decoder, lowest, m->params.max_tokens);
-	if (m->params.keep_text)
-		slot += moe_decoder_text_bytes(&m->decoder, m->decoder.positions);
-	handles = handle_bytes(m, lowest);
-	total = weights + lora + whole + slot * (size_t)m->params.slots + handles;
-	if (total <= limit)
-		return choose_backward(m, !st && backward && strcmp(backward, "auto")
-						  ? -1
-						  : (int64_t)MOE_MIN(limit - total, (size_t)INT64_MAX));
-	if (!st) /* an estimate says how much is missing */
-		return choose_backward(m, backward && strcmp(backward, "auto") ? -1 : 0);
-	return moe_fail(MOE_ERR_NOFIT,
-			"the model needs %.2f GiB: weights %.2f, LoRA with gradients and moments %.2f, "
-			"masters, gradients and moments of whole weights %.2f, activations %d x %.2f, "
-			"handles %.2f; %.2f GiB %s. Smaller max_tokens or slots, %s need less",
-			(double)total / 0x1p30, (double)weights / 0x1p30, (double)lora / 0x1p30,
-			(double)whole / 0x1p30, m->params.slots, (double)slot / 0x1p30, (double)handles / 0x1p30,
-			(double)limit / 0x1p30,
-			m->params.memory_limit > 0 ? "are allowed" : "are available",
-			whole ? "bf16 masters, or method lora" : "or fewer LoRA targets or ranks");
 }
 
 static void free_linear(struct moe_engine *e, struct moe_linear *l)

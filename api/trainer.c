@@ -38,6 +38,8 @@ static struct moe_trainee trainee_of(struct moe_model *m)
 				 .tensors = &m->tensors,
 				 .max_positions = m->arch.max_positions,
 				 .base = m->params.dir,
+				 .whole = m->params.method != MOE_METHOD_LORA,
+				 .adapter = m->params.method != MOE_METHOD_FULL,
 				 .user = m,
 				 .reserve = reserve,
 				 .save_adapter = save_adapter };

@@ -210,6 +210,73 @@ static void open_bench(struct bench *w)
 	}
 }
 
+/* What the issue of weight formats asks for, as ratios; compute: 0 for the best of bf16 and int16. */
+struct bar {
+	const char *format;
+	bool backward;
+	enum moe_compute compute;
+	int from, to; /* rows */
+	double least;
+};
+static const struct bar bars[] = {
+	{ "int8", false, 0, 1, 1, 1.6 },   { "int8", false, 0, 32, 512, .93 },
+	{ "int8", false, MOE_COMPUTE_INT8, 32, 512, 1.6 },
+	{ "int4", false, 0, 1, 1, 3 },	   { "int4", false, 0, 32, 512, .9 },
+	{ "int4", false, MOE_COMPUTE_INT8, 32, 512, 1.4 },
+	{ "fp8", false, 0, 1, 1, 1.8 },	   { "fp8", false, 0, 32, 512, .93 },
+	{ "mxfp4", false, 0, 1, 1, 2.2 },  { "mxfp4", false, MOE_COMPUTE_INT8, 1, 1, 3 },
+	{ "mxfp4", false, 0, 32, 512, .9 },
+	{ "int8", true, 0, 32, 32, .8 },   { "int8", true, 0, 64, 512, .9 },
+	{ "int4", true, 0, 32, 32, .8 },   { "int4", true, 0, 64, 512, .9 },
+	{ "fp8", true, 0, 32, 32, .8 },	   { "fp8", true, 0, 64, 512, .9 },
+	{ "mxfp4", true, 0, 32, 32, .8 },  { "mxfp4", true, 0, 64, 512, .9 },
+};
+
+static void ratios(const struct bank *bank, int b, int p, int repetitions, double *v)
+{
+	for (int r = 0; r < repetitions; r++)
+		v[r] = bank[0].seconds[p][r] / bank[b].seconds[p][r];
+	qsort(v, (size_t)repetitions, sizeof *v, by_value);
+}
+
+/* Medians with their quartiles, at the bar's worst number of rows */
+static void report_bar(const struct bank *bank, int banks, int repetitions, int only, const struct bar *bar)
+{
+	double v[MAX_REPETITIONS], worst = 1e9, low = 0, high = 0;
+	int rows = 0;
+
+	for (size_t i = 0; i < MOE_COUNT(row_counts); i++) {
+		double best[3] = { 0 };
+		int m = row_counts[i];
+
+		if (m < bar->from || m > bar->to || (only && only != m))
+			continue;
+		for (int b = 1; b < banks; b++) {
+			bool fits = bar->compute ? bank[b].compute == bar->compute
+						 : bank[b].compute != MOE_COMPUTE_INT8;
+
+			if (strcmp(bank[b].name, bar->format) || !fits ||
+			    (bar->backward && bank[b].compute != MOE_COMPUTE_BF16))
+				continue;
+			ratios(bank, b, 2 * (int)i + bar->backward, repetitions, v);
+			if (v[repetitions / 2] <= best[0])
+				continue;
+			best[0] = v[repetitions / 2];
+			best[1] = v[repetitions / 4];
+			best[2] = v[repetitions - 1 - repetitions / 4];
+		}
+		if (best[0] > 0 && best[0] < worst) {
+			worst = best[0], low = best[1], high = best[2];
+			rows = m;
+		}
+	}
+	if (rows)
+		printf("%-4s %-6s %-8s %-10s m=%d..%d >= %.2f: %.2f (quartiles %.2f to %.2f) at m=%d\n",
+		       worst >= bar->least ? "PASS" : "NOT", bar->format, bar->backward ? "backward" : "forward",
+		       bar->compute ? "int8" : "bf16/int16", bar->from, bar->to, bar->least, worst, low,
+		       high, rows);
+}
+
 static void report(struct bank *bank, int banks, int repetitions, int only)
 {
 	for (int d = 0; d < 2; d++) {
@@ -310,5 +377,7 @@ int main(int argc, char **argv)
 	printf("%s, %d x %d, weights from memory; ratios of speed to bf16 in the same run\n",
 	       table->name, w.n, w.k);
 	report(bank, banks, repetitions, m);
+	for (size_t i = 0; i < MOE_COUNT(bars); i++)
+		report_bar(bank, banks, repetitions, m, &bars[i]);
 	return 0;
 }

@@ -12,10 +12,12 @@ static void run(const void *args, struct moe_worker *worker)
 	size_t at = (size_t)a->t0 * (size_t)d->H, n = (size_t)m * (size_t)d->H;
 	const float *x = s->x + at;
 	float *out = s->x_mid + at;
+	struct moe_dropout drop;
 
 	worker->rows = m;
 	moe_linear_apply(&a->layer->linear[MOE_ATTN_O], m,
-			 s->o + (size_t)a->t0 * (size_t)(d->heads * d->dim), out, worker->scratch);
+			 s->o + (size_t)a->t0 * (size_t)(d->heads * d->dim), out,
+			 moe_linear_dropout(d, &a->drop, MOE_ATTN_O, &drop), a->t0, worker->scratch);
 	for (size_t i = 0; i < n; i++)
 		out[i] += x[i];
 	moe_kernels()->rmsnorm(m, d->H, out, d->H, a->layer->ffn_norm, d->eps, s->xn + at, d->H);

@@ -8,12 +8,13 @@ static void run(const void *args, struct moe_worker *worker)
 	const struct moe_attn_args *a = args;
 	const struct moe_decoder *d = a->decoder;
 	struct moe_attention attention = moe_attention_of(a);
+	struct moe_dropout drop;
 
 	worker->rows = a->t1 - a->t0;
 	moe_linear_back(&a->layer->linear[MOE_ATTN_O], a->t1 - a->t0,
 			a->grad_mid + (size_t)a->t0 * (size_t)d->H,
 			a->grad->grad_o + (size_t)a->t0 * (size_t)(d->heads * d->dim), false,
-			worker->scratch);
+			moe_linear_dropout(d, &a->drop, MOE_ATTN_O, &drop), a->t0, worker->scratch);
 	moe_kernels()->attention_centre(&attention, a->t0, a->t1);
 }
 

@@ -51,19 +51,35 @@ double moe_attention_us(int m, int64_t n, double dim)
 	return moe_f32_gemm_us(MOE_GEMM_FORWARD, m, (double)n, 2 * dim);
 }
 
-void moe_linear_apply(const struct moe_linear *l, int m, const float *x, float *y, void *scratch)
+const struct moe_dropout *moe_linear_dropout(const struct moe_decoder *d, const struct moe_drop_pass *pass,
+					     int projection, struct moe_dropout *out)
+{
+	if (!pass->on || !(d->dropout > 0))
+		return NULL;
+	*out = (struct moe_dropout){ .p = d->dropout,
+				     .key[0] = moe_drop_key(pass, MOE_DROPPED + projection, 0),
+				     .position = pass->position };
+	return out;
+}
+
+void moe_linear_apply(const struct moe_linear *l, int m, const float *x, float *y,
+		      const struct moe_dropout *drop, int64_t token, void *scratch)
 {
 	struct moe_lora lora = moe_linear_lora(l);
 
+	lora.drop = drop;
+	lora.token = token;
 	moe_kernels()->linear(m, &l->weight, 0, l->weight.n, x, l->weight.k, l->bias,
 			      l->r ? &lora : NULL, y, l->weight.n, scratch);
 }
 
 void moe_linear_back(const struct moe_linear *l, int m, const float *dy, float *dx, bool accumulate,
-		     void *scratch)
+		     const struct moe_dropout *drop, int64_t token, void *scratch)
 {
 	struct moe_lora lora = moe_linear_lora(l);
 
+	lora.drop = drop;
+	lora.token = token;
 	moe_kernels()->linear_bwd(m, &l->weight, dy, l->weight.n, l->r ? &lora : NULL, dx,
 				  l->weight.k, accumulate, scratch);
 }

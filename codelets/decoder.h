@@ -37,6 +37,7 @@ enum moe_layer_array {
 };
 
 struct moe_decoder_layer {
+	bool recompute; /* the backward computes all but x and the plan again */
 	float *attn_norm, *ffn_norm; /* [H] */
 	struct moe_linear linear[MOE_ATTN_LINEARS];
 	float *q_norm, *k_norm;	     /* [q_norm_n], [k_norm_n] or NULL */
@@ -57,6 +58,7 @@ struct moe_decoder {
 	int n_layers, H, heads, kv_heads, dim;
 	int64_t V;
 	float eps;
+	float dropout; /* of LoRA's inputs, where a pass asks for it */
 	struct moe_vocab embed, head; /* tied: the same memory */
 	float *final_norm;	      /* [H] */
 	struct moe_trained *final_trained; /* of final_norm, or NULL */
@@ -102,6 +104,7 @@ struct moe_attn_grad {
 struct moe_attn_args {
 	const struct moe_decoder *decoder;
 	const struct moe_decoder_layer *layer; /* NULL: embed */
+	struct moe_drop_pass drop;	       /* of the layer */
 	const struct moe_attn_state *state;
 	const struct moe_attn_grad *grad;
 	struct moe_batch batch;
@@ -154,17 +157,25 @@ struct moe_loss_args {
 
 static inline struct moe_lora moe_linear_lora(const struct moe_linear *l)
 {
-	return (struct moe_lora){ l->lora_a.value, l->lora_b.value, l->r, l->scale };
+	return (struct moe_lora){ .a = l->lora_a.value, .b = l->lora_b.value, .r = l->r, .scale = l->scale };
 }
 /* Bytes of worker scratch that the decoder's own tasks need. */
 size_t moe_decoder_scratch(const struct moe_decoder *d);
 /* Microseconds of attention of m query rows that see n keys each, per head; the backward is 2.5
  * times. */
 double moe_attention_us(int m, int64_t n, double dim);
-/* y[t0..t1) = x W^T + bias + LoRA and the reverse, on rows of n and k floats. */
-void moe_linear_apply(const struct moe_linear *l, int m, const float *x, float *y, void *scratch);
+/*
+ * y = x W^T + bias + LoRA and the reverse, on m rows of n and k floats. drop (NULL: none) masks what LoRA sees; the
+ * first row is the micro-batch's row token.
+ */
+void moe_linear_apply(const struct moe_linear *l, int m, const float *x, float *y,
+		      const struct moe_dropout *drop, int64_t token, void *scratch);
 void moe_linear_back(const struct moe_linear *l, int m, const float *dy, float *dx, bool accumulate,
-		     void *scratch);
+		     const struct moe_dropout *drop, int64_t token, void *scratch);
+/* Masks of one of a layer's projections, into *d; NULL where the pass or the decoder has none. projection: enum
+ * moe_attn_linear. */
+const struct moe_dropout *moe_linear_dropout(const struct moe_decoder *d, const struct moe_drop_pass *pass,
+					     int projection, struct moe_dropout *out);
 struct moe_attention moe_attention_of(const struct moe_attn_args *a);
 
 #endif

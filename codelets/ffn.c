@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "codelets/moe.h"
+#include "codelets/token_args.h"
 
 bool moe_ffn_adapted(const struct moe_ffn *f)
 {
@@ -23,18 +23,44 @@ void moe_ffn_shape(const struct moe_ffn *f, int which, int64_t *n, int64_t *k)
 	*k = which == MOE_FFN_DOWN ? f->I : f->H;
 }
 
-const float *moe_ffn_sigmoid(const struct moe_ffn *f, float *scratch)
+bool moe_ffn_sigmoid_lora(const struct moe_ffn *f, float *out)
 {
 	const struct moe_matrix_lora *l = &f->lora[MOE_FFN_SIGMOID];
 
 	if (!l->r)
-		return f->sigmoid_weight;
-	memcpy(scratch, f->sigmoid_weight, (size_t)f->H * sizeof *scratch);
+		return false;
+	memset(out, 0, (size_t)f->H * sizeof *out);
 	for (int64_t j = 0; j < l->r; j++) {
 		float b = l->scale * l->b.value[j];
 
 		for (int64_t c = 0; c < f->H; c++)
-			scratch[c] += b * l->a.value[j * f->H + c];
+			out[c] += b * l->a.value[j * f->H + c];
 	}
-	return scratch;
+	return true;
+}
+
+/* Projections after the experts' and attention's. */
+const struct moe_dropout *moe_ffn_dropout(const struct moe_token_args *a, enum moe_ffn_matrix which,
+					  struct moe_dropout *d)
+{
+	if (!a->drop.on || !(a->ffn->dropout > 0))
+		return NULL;
+	*d = (struct moe_dropout){ .p = a->ffn->dropout,
+				   .key[0] = moe_drop_key(&a->drop, MOE_DROPPED + MOE_FFN_TAG + (int)which, 0),
+				   .position = a->drop.position };
+	return d;
+}
+
+const struct moe_lora *moe_ffn_lora(const struct moe_token_args *a, enum moe_ffn_matrix which, int64_t token,
+				    struct moe_ffn_lora *out)
+{
+	const struct moe_matrix_lora *l = &a->ffn->lora[which];
+
+	out->lora = (struct moe_lora){ .a = l->a.value,
+				       .b = l->b.value,
+				       .r = l->r,
+				       .scale = l->scale,
+				       .drop = moe_ffn_dropout(a, which, &out->drop),
+				       .token = token };
+	return l->r ? &out->lora : NULL;
 }

@@ -5,7 +5,7 @@
 
 size_t moe_ffn_scratch(const struct moe_ffn *f)
 {
-	size_t most = (size_t)f->H * sizeof(float); /* the sigmoid gate's weight */
+	size_t most = 2 * (size_t)f->H * sizeof(float); /* of the sigmoid gate */
 
 	for (int i = MOE_FFN_GATE; i <= MOE_FFN_DOWN; i++) {
 		int64_t n, k;
@@ -35,6 +35,30 @@ static void through_sigmoid(const struct moe_ffn *f, struct moe_ffn_state *s, in
 	}
 }
 
+/* dx [m, H] of rows from t0 on; scratch: what LoRA adds to the weight, and that masked, [H] each */
+static void sigmoid_back(const struct moe_token_args *a, float *dx, float *lora)
+{
+	const struct moe_ffn *f = a->ffn;
+	float *row = lora + f->H;
+	bool adapted = moe_ffn_sigmoid_lora(f, lora);
+	struct moe_dropout d;
+	const struct moe_dropout *drop = moe_ffn_dropout(a, MOE_FFN_SIGMOID, &d);
+
+	for (int t = a->t0; t < a->t1; t++, dx += f->H) {
+		float ds = a->ffn_state->dsigmoid[t];
+
+		for (int j = 0; j < f->H; j++)
+			dx[j] += ds * f->sigmoid_weight[j];
+		if (!adapted)
+			continue;
+		memcpy(row, lora, (size_t)f->H * sizeof *row);
+		if (drop)
+			moe_drop(drop, (enum moe_dropped)0, t, 0, f->H, row);
+		for (int j = 0; j < f->H; j++)
+			dx[j] += ds * row[j];
+	}
+}
+
 static void run(const void *args, struct moe_worker *worker)
 {
 	const struct moe_token_args *a = args;
@@ -43,25 +67,22 @@ static void run(const void *args, struct moe_worker *worker)
 	int m = a->t1 - a->t0, H = f->H, I = f->I;
 	size_t at = (size_t)a->t0 * (size_t)I;
 	float *dx = worker->scratch, *rest = dx + (size_t)m * (size_t)H;
-	const float *gate;
-	struct moe_lora lora;
+	struct moe_ffn_lora lora;
 
 	worker->rows = m;
 	moe_kernels()->linear_bwd(m, &f->down, a->residual + (size_t)a->t0 * (size_t)H, H,
-				  moe_ffn_lora(f, MOE_FFN_DOWN, &lora), s->dgate + at, I, false, rest);
+				  moe_ffn_lora(a, MOE_FFN_DOWN, a->t0, &lora), s->dgate + at, I, false, rest);
 	moe_kernels()->swiglu((int64_t)m * I, s->gate + at, s->up + at, s->h + at);
 	if (f->sigmoid_weight)
 		through_sigmoid(f, s, a->t0, a->t1);
 	moe_kernels()->swiglu_bwd((int64_t)m * I, s->gate + at, s->up + at, s->dgate + at, s->dgate + at,
 				  s->dup + at);
-	moe_kernels()->linear_bwd(m, &f->gate, s->dgate + at, I, moe_ffn_lora(f, MOE_FFN_GATE, &lora), dx, H,
+	moe_kernels()->linear_bwd(m, &f->gate, s->dgate + at, I, moe_ffn_lora(a, MOE_FFN_GATE, a->t0, &lora), dx, H,
 				  false, rest);
-	moe_kernels()->linear_bwd(m, &f->up, s->dup + at, I, moe_ffn_lora(f, MOE_FFN_UP, &lora), dx, H, true,
+	moe_kernels()->linear_bwd(m, &f->up, s->dup + at, I, moe_ffn_lora(a, MOE_FFN_UP, a->t0, &lora), dx, H, true,
 				  rest);
-	gate = moe_ffn_sigmoid(f, rest);
-	for (int t = 0; gate && t < m; t++)
-		for (int j = 0; j < H; j++)
-			dx[(size_t)t * (size_t)H + (size_t)j] += s->dsigmoid[a->t0 + t] * gate[j];
+	if (f->sigmoid_weight)
+		sigmoid_back(a, dx, rest);
 	moe_norm_bwd_apply(&a->norm, a->t0, a->t1, H, dx, a->out);
 }
 

@@ -10,11 +10,11 @@ static void run(const void *args, struct moe_worker *worker)
 	const struct moe_ffn_state *s = a->ffn_state;
 	int m = a->t1 - a->t0, H = f->H;
 	float *out = a->out + (size_t)a->t0 * (size_t)H;
-	struct moe_lora lora;
+	struct moe_ffn_lora lora;
 
 	worker->rows = m;
 	moe_kernels()->linear(m, &f->down, 0, H, s->h + (size_t)a->t0 * (size_t)f->I, f->I, NULL,
-			      moe_ffn_lora(f, MOE_FFN_DOWN, &lora), out, H, worker->scratch);
+			      moe_ffn_lora(a, MOE_FFN_DOWN, a->t0, &lora), out, H, worker->scratch);
 	for (int t = 0; t < m; t++, out += H) {
 		const float *res = a->residual ? a->residual + (size_t)(a->t0 + t) * (size_t)H : NULL;
 

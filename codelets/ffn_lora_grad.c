@@ -16,17 +16,24 @@ size_t moe_ffn_lora_grad_scratch(const struct moe_ffn *f)
 	return MOE_TOKEN_BLOCK * H + most;
 }
 
-/* With g = sum of ds x, the gradient of the gate's weight: da = scale b g, db = scale a . g */
+/* With g = sum of ds x, x as LoRA sees it: da = scale b g, db = scale a . g */
 static void sigmoid_grad(const struct moe_token_args *a, float *g)
 {
 	const struct moe_matrix_lora *l = &a->ffn->lora[MOE_FFN_SIGMOID];
 	const struct moe_ffn_state *s = a->ffn_state;
 	int64_t H = a->ffn->H;
+	float *masked = g + H;
+	struct moe_dropout d;
+	const struct moe_dropout *drop = moe_ffn_dropout(a, MOE_FFN_SIGMOID, &d);
 
 	memset(g, 0, (size_t)H * sizeof *g);
-	for (int64_t t = 0; t < a->t1; t++)
+	for (int64_t t = 0; t < a->t1; t++) {
+		memcpy(masked, s->x + t * H, (size_t)H * sizeof *masked);
+		if (drop)
+			moe_drop(drop, (enum moe_dropped)0, t, 0, H, masked);
 		for (int64_t c = 0; c < H; c++)
-			g[c] += s->dsigmoid[t] * s->x[t * H + c];
+			g[c] += s->dsigmoid[t] * masked[c];
+	}
 	for (int64_t j = 0; j < l->r; j++) {
 		const float *row = l->a.value + j * H;
 		float *da = l->a.grad + j * H, b = l->scale * l->b.value[j];
@@ -61,7 +68,7 @@ static void run(const void *args, struct moe_worker *worker)
 	const struct moe_matrix_lora *l = &a->ffn->lora[a->matrix];
 	const struct moe_ffn_state *s = a->ffn_state;
 	float *dy_scratch = worker->scratch, *rest = dy_scratch + (size_t)MOE_TOKEN_BLOCK * (size_t)a->ffn->H;
-	struct moe_lora lora;
+	struct moe_ffn_lora lora;
 	int64_t n, k;
 
 	worker->rows = a->t1;
@@ -73,7 +80,6 @@ static void run(const void *args, struct moe_worker *worker)
 		sigmoid_grad(a, worker->scratch);
 		return;
 	}
-	moe_ffn_lora(a->ffn, a->matrix, &lora);
 	moe_ffn_shape(a->ffn, a->matrix, &n, &k);
 	for (int t = 0; t < a->t1; t += MOE_TOKEN_BLOCK) {
 		int m = MOE_MIN(MOE_TOKEN_BLOCK, a->t1 - t);
@@ -83,8 +89,9 @@ static void run(const void *args, struct moe_worker *worker)
 			dy = down_grad(a, t, m, dy_scratch);
 		else
 			dy = (a->matrix == MOE_FFN_GATE ? s->dgate : s->dup) + t * n;
-		moe_kernels()->linear_lora_grad(m, n, k, x + t * k, k, dy, n, &lora, l->a.grad, l->b.grad,
-						rest);
+		moe_kernels()->linear_lora_grad(m, n, k, x + t * k, k, dy, n,
+						moe_ffn_lora(a, a->matrix, t, &lora), l->a.grad,
+						l->b.grad, rest);
 	}
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Chooses the kernel table of the process. */
+#include "codelets/format.h"
 #include "codelets/kernels/kernels.h"
 
 #include "engine/engine.h"
@@ -83,6 +84,7 @@ enum moe_status moe_engine_prepare(const char *isa)
 {
 	const struct moe_kernels *k;
 
+	MOE_TRY(moe_compute_check());
 	MOE_TRY(moe_kernels_choose(isa, &k));
 	return moe_kernels_enable(k);
 }

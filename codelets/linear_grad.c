@@ -25,11 +25,13 @@ static void run(const void *args, struct moe_worker *worker)
 	const struct moe_decoder *d = a->decoder;
 	const struct moe_linear *l = &a->layer->linear[a->linear];
 	struct moe_lora lora = moe_linear_lora(l);
+	struct moe_dropout drop;
 	int64_t n = l->weight.n, k = l->weight.k;
 	const float *dy = output_grad(a);
 	float *xa = worker->scratch, *rest = xa + (size_t)MOE_TOKEN_BLOCK * (size_t)d->H;
 
 	worker->rows = a->batch.T;
+	lora.drop = moe_linear_dropout(d, &a->drop, a->linear, &drop);
 	if (a->first) {
 		memset(l->lora_a.grad, 0, (size_t)l->lora_a.piece * sizeof(float));
 		memset(l->lora_b.grad, 0, (size_t)l->lora_b.piece * sizeof(float));
@@ -38,6 +40,7 @@ static void run(const void *args, struct moe_worker *worker)
 		int m = MOE_MIN(MOE_TOKEN_BLOCK, a->batch.T - t);
 		const float *x = a->state->o + (size_t)t * (size_t)k;
 
+		lora.token = t;
 		if (a->linear != MOE_ATTN_O) {
 			moe_kernels()->rmsnorm(m, d->H, a->state->x + (size_t)t * (size_t)d->H,
 					       d->H, a->layer->attn_norm, d->eps, xa, d->H);

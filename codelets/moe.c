@@ -223,16 +223,13 @@ static void *rows_at(void *base, size_t row, size_t bytes)
 static struct moe_dropout dropout_of(const struct moe_experts *l, const struct moe_experts_state *s, int p,
 				     int e)
 {
-	struct moe_dropout d = { .position = s->drop_position, .i0 = l->part[p].i0 };
+	struct moe_dropout d = { .position = s->drop.position, .i0 = l->part[p].i0 };
 
-	if (!s->drop)
+	if (!s->drop.on)
 		return d;
 	d.p = l->dropout;
-	for (uint64_t i = 0; i < MOE_DROPPED; i++) {
-		uint64_t key = moe_mix(l->dropout_seed + (uint64_t)s->drop_step);
-
-		d.key[i] = moe_mix(moe_mix(key + i) + (uint64_t)e);
-	}
+	for (int i = 0; i < MOE_DROPPED; i++)
+		d.key[i] = moe_drop_key(&s->drop, i, e);
 	return d;
 }
 

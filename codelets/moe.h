@@ -93,6 +93,7 @@ struct moe_experts {
 	struct moe_param router_param;
 	struct moe_router_lora *router_lora; /* where it is trained; codelets/router_lora.h. Not owned */
 	bool recompute; /* u, gate and up are computed again in the backward instead of kept */
+	bool recompute_x; /* with it: x16 too. It is then memory of the state's owner */
 	float dropout;	/* of LoRA's inputs, where a pass asks for it */
 	uint64_t dropout_seed; /* of this layer */
 	int64_t *tokens_seen;		 /* [E] slots of each expert in the last training, or NULL */
@@ -143,10 +144,8 @@ struct moe_experts_part_state {
 struct moe_experts_state {
 	struct moe_plan plan;
 	size_t part_rows; /* R */
-	bool recompute;	  /* u, gate and up of part[] are scratch */
-	/* dropout of this pass */
-	bool drop;
-	int64_t drop_step, drop_position;
+	bool recompute, recompute_x; /* u, gate and up of part[] are scratch; x16 is the owner's */
+	struct moe_drop_pass drop; /* of this pass; written with the plan */
 	const float *x;	  /* [T, H] input of router and experts */
 	uint16_t *x16;	  /* [T, H'] the same in bf16, where the kernels read it; kept */
 	const float *grad_out; /* [T, H] */
@@ -173,18 +172,10 @@ struct moe_ffn {
 	struct moe_weight gate, up, down; /* [I, H], [I, H], [H, I] */
 	float *sigmoid_weight;		  /* [H], a matrix [1, H], or NULL */
 	struct moe_matrix_lora lora[MOE_FFN_MATRICES];
+	float dropout; /* of LoRA's inputs, where a pass asks for it */
 	struct moe_trained *trained; /* [MOE_FFN_MATRICES] (codelets/trained.h), or NULL */
 };
 
-/* As the kernels take it: NULL where the matrix has none, else *lora filled in. */
-static inline const struct moe_lora *moe_ffn_lora(const struct moe_ffn *f, enum moe_ffn_matrix which,
-						  struct moe_lora *lora)
-{
-	const struct moe_matrix_lora *l = &f->lora[which];
-
-	*lora = (struct moe_lora){ l->a.value, l->b.value, l->r, l->scale };
-	return l->r ? lora : NULL;
-}
 static inline bool moe_ffn_trains(const struct moe_ffn *f, int which)
 {
 	return f->lora[which].a.grad != NULL;
@@ -194,8 +185,8 @@ bool moe_ffn_adapted(const struct moe_ffn *f);
 bool moe_ffn_trained(const struct moe_ffn *f);
 /* Rows and columns of a matrix, an enum moe_ffn_matrix. */
 void moe_ffn_shape(const struct moe_ffn *f, int which, int64_t *n, int64_t *k);
-/* The sigmoid gate's weight with its LoRA, [H]: in scratch where it has one. */
-const float *moe_ffn_sigmoid(const struct moe_ffn *f, float *scratch);
+/* What LoRA adds to the sigmoid gate's weight, into out [H]; false: it has none. */
+bool moe_ffn_sigmoid_lora(const struct moe_ffn *f, float *out);
 
 struct moe_ffn_state {
 	const float *x;	    /* [T, H] */

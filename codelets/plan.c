@@ -38,6 +38,7 @@ static void run(const void *args, struct moe_worker *worker)
 	int slots = a->t1 * l->k;
 
 	worker->rows = plan->T = a->t1; /* the next pass of the slot may be of another length */
+	a->state->drop = a->drop;
 	memset(plan->offset, 0, (size_t)(l->E + 1) * sizeof *plan->offset);
 	for (int s = 0; s < slots; s++)
 		if (plan->ids[s] >= 0)

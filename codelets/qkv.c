@@ -15,6 +15,14 @@ static void finish(const struct moe_attn_args *a, int heads, const float *pre, c
 	moe_kernels()->rope(m, heads, d->dim, y, width, a->batch.position + a->t0, d->rope, 1);
 }
 
+static void project(const struct moe_attn_args *a, enum moe_attn_linear j, const float *x, float *y, void *scratch)
+{
+	struct moe_dropout drop;
+
+	moe_linear_apply(&a->layer->linear[j], a->t1 - a->t0, x, y,
+			 moe_linear_dropout(a->decoder, &a->drop, j, &drop), a->t0, scratch);
+}
+
 static void run(const void *args, struct moe_worker *worker)
 {
 	const struct moe_attn_args *a = args;
@@ -32,9 +40,9 @@ static void run(const void *args, struct moe_worker *worker)
 	worker->rows = m;
 	moe_kernels()->rmsnorm(m, d->H, s->x + (size_t)a->t0 * (size_t)d->H, d->H, l->attn_norm,
 			       d->eps, xa, d->H);
-	moe_linear_apply(&l->linear[MOE_ATTN_Q], m, xa, q_pre, rest);
-	moe_linear_apply(&l->linear[MOE_ATTN_K], m, xa, k_pre, rest);
-	moe_linear_apply(&l->linear[MOE_ATTN_V], m, xa, v, rest);
+	project(a, MOE_ATTN_Q, xa, q_pre, rest);
+	project(a, MOE_ATTN_K, xa, k_pre, rest);
+	project(a, MOE_ATTN_V, xa, v, rest);
 	finish(a, d->heads, q_pre, l->q_norm, l->q_norm_n, q);
 	finish(a, d->kv_heads, k_pre, l->k_norm, l->k_norm_n, k);
 }

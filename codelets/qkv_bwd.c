@@ -30,6 +30,16 @@ static void unfinish(const struct moe_attn_args *a, int heads, const float *pre,
 	memcpy(grad, tmp, (size_t)m * (size_t)width * sizeof *grad);
 }
 
+/* The first one, q, overwrites dx. */
+static void project_back(const struct moe_attn_args *a, enum moe_attn_linear j, const float *dy, float *dx,
+			 void *scratch)
+{
+	struct moe_dropout drop;
+
+	moe_linear_back(&a->layer->linear[j], a->t1 - a->t0, dy, dx, j != MOE_ATTN_Q,
+			moe_linear_dropout(a->decoder, &a->drop, j, &drop), a->t0, scratch);
+}
+
 static void run(const void *args, struct moe_worker *worker)
 {
 	const struct moe_attn_args *a = args;
@@ -50,9 +60,9 @@ static void run(const void *args, struct moe_worker *worker)
 		 part_of(a, s->k_norm_part, l->k_norm_n));
 	if (!a->grad_x)
 		return;
-	moe_linear_back(&l->linear[MOE_ATTN_Q], m, g->grad_q + q, dxa, false, rest);
-	moe_linear_back(&l->linear[MOE_ATTN_K], m, g->grad_k + kv, dxa, true, rest);
-	moe_linear_back(&l->linear[MOE_ATTN_V], m, g->grad_v + kv, dxa, true, rest);
+	project_back(a, MOE_ATTN_Q, g->grad_q + q, dxa, rest);
+	project_back(a, MOE_ATTN_K, g->grad_k + kv, dxa, rest);
+	project_back(a, MOE_ATTN_V, g->grad_v + kv, dxa, rest);
 	if (s->attn_norm_part)
 		moe_norm_part(m, d->H, s->x + at, d->H, d->eps, dxa, d->H, false,
 			      part_of(a, s->attn_norm_part, d->H));

@@ -56,7 +56,8 @@ static enum moe_status check_same(const struct moe_engine *e, const struct moe_e
 		return MOE_OK;
 	MOE_TRY(moe_parts_from_specs(e, p->part_specs, parts));
 	for (int i = 0; i < e->n_parts; i++)
-		if (memcmp(&parts[i], &e->parts[i], sizeof *parts))
+		if (parts[i].node != e->parts[i].node ||
+		    memcmp(parts[i].mask, e->parts[i].mask, sizeof parts[i].mask))
 			return moe_fail(MOE_ERR_CONFIG,
 					"the engine is open with another part_specs[%d]", i);
 	return MOE_OK;
@@ -192,7 +193,7 @@ enum moe_status moe_engine_open_dry(int parts, int workers, struct moe_engine **
 	*out = NULL;
 	if (!e)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for the engine");
-	if (dry_engine || parts < 1 || parts > MOE_MAX_PARTS || workers < 1) {
+	if (parts < 1 || parts > MOE_MAX_PARTS || workers < 1) {
 		moe_free(e);
 		return moe_fail(MOE_ERR_ARG, "%d parts, %d workers; 1 to %d parts are possible",
 				parts, workers, MOE_MAX_PARTS);
@@ -207,6 +208,7 @@ enum moe_status moe_engine_open_dry(int parts, int workers, struct moe_engine **
 		e->isa = moe_strdup(singleton->isa);
 	pthread_mutex_unlock(&singleton_lock);
 	e->dry = true;
+	e->outer = dry_engine;
 	e->pid = getpid();
 	e->n_parts = parts;
 	e->dry_workers = workers;
@@ -267,8 +269,8 @@ enum moe_status moe_engine_close(struct moe_engine *e)
 		return MOE_OK;
 	MOE_TRY(moe_engine_check(e));
 	if (e->dry) {
+		dry_engine = e->outer;
 		destroy(e);
-		dry_engine = NULL;
 		return MOE_OK;
 	}
 	MOE_TRY(moe_engine_check_not_task("closing"));

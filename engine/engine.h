@@ -87,8 +87,8 @@ enum moe_status moe_engine_reserve_scratch(struct moe_engine *e, size_t bytes);
 
 /*
  * An engine that computes nothing: tensors and tasks are counted, memory is address space only. For
- * estimates; not the process's engine, needs no StarPU, any number of parts. One at a time in a
- * thread, used by that thread only. Close with moe_engine_close, after the objects on it.
+ * estimates; not the process's engine, needs no StarPU, any number of parts. Used by the thread that opened it
+ * only; of several the last one, which is closed first. Close with moe_engine_close, after the objects on it.
  */
 struct moe_dry_counts {
 	int64_t handles, tasks, kinds[128]; /* kinds: tasks by tag.kind */

@@ -20,8 +20,6 @@ struct moe_part {
 	int node; /* NUMA node, logical */
 	int n_workers;
 	uint32_t mask[MOE_MASK_WORDS]; /* worker ids */
-	starpu_data_handle_t lane[MOE_LANES]; /* engine/lanes.c */
-	unsigned next_lane;
 };
 
 struct moe_topology {
@@ -57,6 +55,7 @@ struct moe_dep_buffer {
 
 struct moe_engine {
 	bool dry; /* counts instead of running */
+	struct moe_engine *outer; /* the thread's dry engine before this one */
 	struct moe_dry_counts counts;
 	int references;
 	pid_t pid;
@@ -65,6 +64,10 @@ struct moe_engine {
 	struct moe_topology topology;
 	int n_workers, n_parts, dry_workers;
 	struct moe_part parts[MOE_MAX_PARTS];
+	struct moe_lanes { /* of a part; engine/lanes.c */
+		starpu_data_handle_t handle[MOE_LANES];
+		unsigned next;
+	} lanes[MOE_MAX_PARTS];
 	int min_priority, max_priority;
 
 	pthread_mutex_t lock; /* submission, tensors; error-checking: see moe_engine_lock */

@@ -11,22 +11,22 @@ void moe_lanes_start(struct moe_engine *e)
 {
 	for (int p = 0; p < e->n_parts; p++)
 		for (int i = 0; i < MOE_LANES; i++)
-			starpu_void_data_register(&e->parts[p].lane[i]);
+			starpu_void_data_register(&e->lanes[p].handle[i]);
 }
 
 void moe_lanes_stop(struct moe_engine *e)
 {
 	for (int p = 0; p < e->n_parts; p++)
 		for (int i = 0; i < MOE_LANES; i++)
-			starpu_data_unregister(e->parts[p].lane[i]);
+			starpu_data_unregister(e->lanes[p].handle[i]);
 }
 
 starpu_data_handle_t moe_lane_next(struct moe_engine *e, int part)
 {
 	const struct moe_machine *m = moe_machine();
-	struct moe_part *p = &e->parts[MOE_MAX(part, 0)];
+	struct moe_lanes *l = &e->lanes[MOE_MAX(part, 0)];
 	double share = m->read_all_gbps / e->n_parts / MOE_MAX(m->read_gbps, 1e-3);
 	int n = (int)MOE_MIN(MOE_MAX(share, 1), MOE_LANES);
 
-	return p->lane[p->next_lane++ % (unsigned)n];
+	return l->handle[l->next++ % (unsigned)n];
 }

@@ -32,7 +32,7 @@ static void bind_node(struct moe_engine *e, void *p, size_t bytes, int node)
 static bool map_pages(struct moe_engine *e, struct moe_block_header *b)
 {
 	int access = e->dry ? PROT_NONE : PROT_READ | PROT_WRITE;
-	size_t rounded = (b->bytes + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
+	size_t rounded = (b->bytes + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1), whole;
 	char *p;
 
 	b->mapped = rounded + HUGE_PAGE; /* room to align */
@@ -43,7 +43,12 @@ static bool map_pages(struct moe_engine *e, struct moe_block_header *b)
 	b->data = (void *)(((uintptr_t)p + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
 	if (e->dry)
 		return true;
-	madvise(b->data, rounded, MADV_HUGEPAGE);
+	/* whole huge pages: of the last one, which is used in part, no more than that shall be resident */
+	whole = b->bytes & ~(HUGE_PAGE - 1);
+	if (whole)
+		madvise(b->data, whole, MADV_HUGEPAGE);
+	if (whole < rounded)
+		madvise((char *)b->data + whole, rounded - whole, MADV_NOHUGEPAGE);
 	bind_node(e, b->data, rounded, b->node);
 	return true;
 }

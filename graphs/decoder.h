@@ -6,7 +6,9 @@
  *  - `kept`, one per (slot, layer): held by every task that reads a layer's buffers without naming
  *    their blocks (the whole backward), taken read-write before the next pass writes the first of
  *    them. Layers below the lowest trained one share two sets of buffers, with a `kept` each, but
- *    for x_mid and xn, of which there is one;
+ *    for x_mid and xn, of which there is one. Layers whose activations are computed again share two
+ *    more sets, but for x, which each keeps: the backward takes a set's `kept` before it computes a
+ *    layer again and when that is done, as the gradient has not come through those tasks;
  *  - blocks of a slot, shared by all layers of a parity: they order the blocks of one layer, and
  *    more than needed of a later one.
  * What the backward reads of the forward needs no handle of its own: the gradient that a task
@@ -78,7 +80,12 @@ struct moe_decoder_slot {
 	int T_max, blocks, ranges, lowest;
 	bool has_moe, has_dense, has_shared, backward;
 	struct moe_attn_blocks blocks_of[2][2];	    /* [frozen, retained][parity] */
-	struct moe_layer_buffers frozen[2], *layer; /* layer [n_layers + 1]: the last has only x */
+	/* layer [n_layers + 1]: the last has only x. again: what layers that recompute share, by parity; their
+	 * own entries refer to it */
+	struct moe_layer_buffers frozen[2], again[2], *layer;
+	struct moe_ffn_state again_dense[2], again_shared[2];
+	uint16_t *again_x16[2];
+	struct moe_join again_all; /* every block of a layer is there again */
 	/* [n_layers] the layers' buffers, but each with keys and values of its own, decoder->positions rows, which
 	 * passes of a text go on from; NULL: no room for one */
 	struct moe_attn_state *text;
@@ -124,6 +131,7 @@ struct moe_decoder_pass {
 	struct moe_decoder_slot *slot;
 	struct moe_batch batch; /* 1 <= T <= T_max */
 	struct moe_router_result *router; /* [n_layers] of the caller, filled in by tasks, or NULL */
+	struct moe_drop_pass drop; /* seed: of the training; on: the decoder's dropout masks what LoRA sees */
 	double share;		/* its share of the step's tokens, for the router's losses; 0: all */
 };
 
@@ -167,8 +175,28 @@ static inline struct moe_attn_blocks *moe_decoder_blocks(struct moe_decoder_slot
 /* A layer's activation as the stream that the MoE graph takes. */
 struct moe_stream moe_decoder_stream(struct moe_decoder_slot *s, float *data,
 				     struct moe_tensor **block, struct moe_tensor *users, int T);
+static inline struct moe_drop_pass moe_decoder_drop(const struct moe_decoder_pass *p, int layer)
+{
+	struct moe_drop_pass d = p->drop;
+
+	d.seed = moe_drop_seed(d.seed, layer);
+	return d;
+}
 struct moe_moe_pass moe_decoder_moe_pass(struct moe_decoder_pass *p, int layer);
 struct moe_ffn_state *moe_decoder_ffn_state(struct moe_decoder_slot *s, int layer);
+/* Chooses a layer's activations; before slots are created. */
+void moe_decoder_set_recompute(struct moe_decoder_layer *l, bool recompute);
+/* Whether layer keeps x and the plan only; the slot's frozen layers never do. */
+static inline bool moe_decoder_recomputes(const struct moe_decoder_slot *s, int layer)
+{
+	return layer >= s->lowest && layer < s->decoder->n_layers &&
+	       s->decoder->layers[layer].recompute;
+}
+/* One layer from x to x_mid and xn. */
+enum moe_status moe_decoder_submit_attention(const struct moe_context *c, struct moe_decoder_pass *p,
+					     int layer);
+/* The same in the backward, and the hidden rows of its MLP, for layers that recompute. */
+enum moe_status moe_decoder_submit_again(const struct moe_context *c, struct moe_decoder_pass *p, int layer);
 /* Most blocks of rows that the LM head cuts the rows of so many token blocks into. */
 int moe_decoder_row_blocks(int token_blocks);
 bool moe_decoder_trains(const struct moe_decoder_layer *l, int linear);

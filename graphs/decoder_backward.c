@@ -42,6 +42,7 @@ static struct moe_attn_args args_of(struct moe_decoder_pass *p, int layer, int b
 	return (struct moe_attn_args){
 		.decoder = p->decoder,
 		.layer = &p->decoder->layers[layer],
+		.drop = moe_decoder_drop(p, layer),
 		.state = &s->layer[layer].attn,
 		.grad = &s->ring[ring].grad,
 		.batch = p->batch,
@@ -79,6 +80,7 @@ static enum moe_status submit_ffn_bwd(const struct moe_context *c, struct moe_de
 					    .ffn_state = moe_decoder_ffn_state(s, layer),
 					    .t0 = moe_block_begin(b),
 					    .t1 = moe_block_end(b, p->batch.T),
+					    .drop = moe_decoder_drop(p, layer),
 					    .residual = out->data,
 					    .out = mid->data,
 					    .norm = norm };
@@ -205,6 +207,40 @@ static enum moe_status submit_linear_grads(const struct moe_context *c, struct m
 	return MOE_OK;
 }
 
+/* The last layer of a set: nothing has overwritten what its forward left. */
+static bool still_there(const struct moe_decoder_slot *s, int layer)
+{
+	for (int i = layer + 2; i < s->decoder->n_layers; i += 2)
+		if (moe_decoder_recomputes(s, i))
+			return false;
+	return true;
+}
+
+/* The set may be overwritten when nothing reads the layer that was in it last; then its readers wait for all of it. */
+enum moe_status moe_decoder_submit_again(const struct moe_context *c, struct moe_decoder_pass *p, int layer)
+{
+	const struct moe_decoder_layer *l = &p->decoder->layers[layer];
+	struct moe_decoder_slot *s = p->slot;
+	struct moe_tensor **mid = moe_decoder_blocks(s, layer)->mid, *kept = s->layer[layer].kept;
+	int n = moe_token_blocks(p->batch.T);
+
+	if (still_there(s, layer))
+		return MOE_OK;
+	MOE_TRY(moe_task_join(c, NULL, 0, kept, NULL));
+	MOE_TRY(moe_decoder_submit_attention(c, p, layer));
+	for (int b = 0; l->ffn && b < n; b++) {
+		struct moe_token_args a = { .ffn = l->ffn,
+					    .ffn_state = moe_decoder_ffn_state(s, layer),
+					    .t0 = moe_block_begin(b),
+					    .t1 = moe_block_end(b, p->batch.T),
+					    .drop = moe_decoder_drop(p, layer) };
+
+		MOE_TRY(moe_task_ffn_up(c, &a, b, mid[b], p->tensors->ffn_lora[layer],
+					l->experts ? s->st.ffn[b] : s->hidden[b]));
+	}
+	return moe_join_submit(c, &s->again_all, mid, n, kept);
+}
+
 /* LoRA of the dense MLP or the shared experts. */
 static enum moe_status submit_ffn_lora_grads(const struct moe_context *c, struct moe_decoder_pass *p,
 					     int layer, bool first)
@@ -214,6 +250,7 @@ static enum moe_status submit_ffn_lora_grads(const struct moe_context *c, struct
 	struct moe_token_args a = { .ffn = p->decoder->layers[layer].ffn,
 				    .ffn_state = moe_decoder_ffn_state(s, layer),
 				    .t1 = p->batch.T,
+				    .drop = moe_decoder_drop(p, layer),
 				    .first = first,
 				    .residual = out->data };
 
@@ -244,6 +281,8 @@ enum moe_status moe_graph_decoder_backward(const struct moe_context *c, struct m
 			   moe_decoder_trains(layer, MOE_ATTN_K) ||
 			   moe_decoder_trains(layer, MOE_ATTN_V);
 
+		if (moe_decoder_recomputes(s, l))
+			MOE_TRY(moe_decoder_submit_again(&lc, p, l));
 		MOE_TRY(submit_ffn_bwd(&lc, p, l, first));
 		if (below || qkv)
 			MOE_TRY(submit_attention_path(&lc, p, l, below));

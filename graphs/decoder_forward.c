@@ -30,9 +30,13 @@ struct moe_stream moe_decoder_stream(struct moe_decoder_slot *s, float *data,
 
 struct moe_ffn_state *moe_decoder_ffn_state(struct moe_decoder_slot *s, int layer)
 {
-	if (layer >= s->lowest)
-		return &s->ffn[layer];
-	return s->decoder->layers[layer].experts ? &s->frozen_shared : &s->frozen_dense;
+	bool shared = s->decoder->layers[layer].experts != NULL;
+
+	if (layer < s->lowest)
+		return shared ? &s->frozen_shared : &s->frozen_dense;
+	if (moe_decoder_recomputes(s, layer))
+		return shared ? &s->again_shared[layer & 1] : &s->again_dense[layer & 1];
+	return &s->ffn[layer];
 }
 
 /* Number of a layer among those with experts. */
@@ -61,6 +65,8 @@ struct moe_moe_pass moe_decoder_moe_pass(struct moe_decoder_pass *p, int layer)
 		.plan = frozen ? s->frozen_plan : s->plan[layer],
 		.ring = layer & 1,
 		.has_grads = l->experts->a_gu.grad != NULL,
+		.drop = moe_decoder_drop(p, layer),
+		.again = moe_decoder_recomputes(s, layer) ? s->layer[layer].kept : NULL,
 		.share = p->share,
 		.result = p->router ? &p->router[layer] : NULL,
 	};
@@ -87,6 +93,7 @@ static struct moe_attn_args args_of(struct moe_decoder_pass *p, int layer, int b
 	return (struct moe_attn_args){
 		.decoder = p->decoder,
 		.layer = &p->decoder->layers[layer],
+		.drop = moe_decoder_drop(p, layer),
 		.state = p->batch.text ? &p->slot->text[layer] : &moe_decoder_buffers(p->slot, layer)->attn,
 		.batch = p->batch,
 		.t0 = moe_block_begin(block),
@@ -94,8 +101,8 @@ static struct moe_attn_args args_of(struct moe_decoder_pass *p, int layer, int b
 	};
 }
 
-static enum moe_status submit_attention(const struct moe_context *c, struct moe_decoder_pass *p,
-					int layer)
+enum moe_status moe_decoder_submit_attention(const struct moe_context *c, struct moe_decoder_pass *p,
+					     int layer)
 {
 	struct moe_decoder_slot *s = p->slot;
 	struct moe_attn_blocks *h = moe_decoder_blocks(s, layer);
@@ -147,6 +154,7 @@ static enum moe_status submit_dense(const struct moe_context *c, struct moe_deco
 					    .ffn_state = state,
 					    .t0 = moe_block_begin(b),
 					    .t1 = moe_block_end(b, p->batch.T),
+					    .drop = moe_decoder_drop(p, layer),
 					    .residual = mid->data,
 					    .out = out->data };
 
@@ -172,7 +180,7 @@ static enum moe_status submit_layer(const struct moe_context *c, struct moe_deco
 		s, next->attn.x, moe_decoder_blocks(s, layer + 1)->x, next->kept, T);
 
 	after.priority += 3;
-	MOE_TRY(submit_attention(c, p, layer));
+	MOE_TRY(moe_decoder_submit_attention(c, p, layer));
 	MOE_TRY(begin(c, s, layer + 1));
 	if (p->decoder->layers[layer].experts) {
 		struct moe_moe_pass pass = moe_decoder_moe_pass(p, layer);

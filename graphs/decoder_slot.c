@@ -94,18 +94,14 @@ static void make_norm_parts(struct maker *m, const struct moe_decoder_slot *s,
 	a->k_norm_part = l->k_norm_n ? rows(m, s->blocks, l->k_norm_n) : NULL;
 }
 
-static void make_buffers(struct maker *m, const struct moe_decoder_slot *s,
-			 const struct moe_decoder_layer *l, struct moe_layer_buffers *b,
-			 const struct moe_attn_state *mid)
+/* All but x. mid: where x_mid and xn are shared, else NULL. */
+static void make_inner(struct maker *m, const struct moe_decoder_slot *s,
+		       const struct moe_decoder_layer *l, struct moe_attn_state *a,
+		       const struct moe_attn_state *mid)
 {
 	const struct moe_decoder *d = s->decoder;
 	int64_t q = (int64_t)d->heads * d->dim, kv = (int64_t)d->kv_heads * d->dim;
-	struct moe_attn_state *a = &b->attn;
 
-	tensor(m, "kept", &b->kept);
-	a->x = rows(m, s->T_max, d->H);
-	if (!l) /* the last layer's output */
-		return;
 	a->x_mid = mid ? mid->x_mid : rows(m, s->T_max, d->H);
 	a->xn = mid ? mid->xn : rows(m, s->T_max, d->H);
 	a->q = rows(m, s->T_max, q);
@@ -115,7 +111,49 @@ static void make_buffers(struct maker *m, const struct moe_decoder_slot *s,
 	a->k_pre = l->k_norm_n ? rows(m, s->T_max, kv) : NULL;
 	a->o = rows(m, s->T_max, q);
 	a->lse = rows(m, s->T_max, d->heads);
-	make_norm_parts(m, s, l, a);
+}
+
+static void make_buffers(struct maker *m, const struct moe_decoder_slot *s,
+			 const struct moe_decoder_layer *l, struct moe_layer_buffers *b,
+			 const struct moe_attn_state *mid)
+{
+	tensor(m, "kept", &b->kept);
+	b->attn.x = rows(m, s->T_max, s->decoder->H);
+	if (!l) /* the last layer has its output only */
+		return;
+	make_inner(m, s, l, &b->attn, mid);
+	make_norm_parts(m, s, l, &b->attn);
+}
+
+/* What layers that recompute share: a set per parity, so that one can be filled while the other is read. */
+static void make_again(struct maker *m, struct moe_decoder_slot *s)
+{
+	const struct moe_decoder *d = s->decoder;
+	bool any = false, have[2] = { false }, x16 = moe_kernels()->x16;
+
+	for (int i = s->lowest; i < d->n_layers; i++) {
+		struct moe_layer_buffers *b = &s->again[i & 1];
+
+		if (!moe_decoder_recomputes(s, i) || have[i & 1])
+			continue;
+		any = have[i & 1] = true;
+		tensor(m, "again", &b->kept);
+		make_inner(m, s, &d->layers[i], &b->attn, NULL);
+		if (x16 && s->has_moe)
+			s->again_x16[i & 1] = take(m, (size_t)s->T_max * (size_t)moe_width(d->H), sizeof(uint16_t));
+	}
+	if (any)
+		join(m, "again_all", s->blocks, &s->again_all);
+}
+
+/* x and the norms' gradients of a layer that recomputes; the rest is the set's. */
+static void make_x(struct maker *m, struct moe_decoder_slot *s, int layer)
+{
+	struct moe_layer_buffers unused, *b = s->layer ? &s->layer[layer] : &unused;
+
+	*b = s->again[layer & 1];
+	b->attn.x = rows(m, s->T_max, s->decoder->H);
+	make_norm_parts(m, s, &s->decoder->layers[layer], &b->attn);
 }
 
 /*
@@ -133,9 +171,14 @@ static void make_layers(struct maker *m, struct moe_decoder_slot *s)
 					    i ? NULL : s->blocks_of[0][0].mid);
 	for (int i = 0; i < MOE_MIN(2, s->lowest); i++)
 		make_buffers(m, s, &d->layers[i], &s->frozen[i], i ? &s->frozen[0].attn : NULL);
+	make_again(m, s);
 	for (int i = s->lowest; i <= d->n_layers; i++) {
 		struct moe_layer_buffers unused = { 0 };
 
+		if (moe_decoder_recomputes(s, i)) {
+			make_x(m, s, i);
+			continue;
+		}
 		make_buffers(m, s, i < d->n_layers ? &d->layers[i] : NULL,
 			     s->layer ? &s->layer[i] : &unused, NULL);
 	}
@@ -155,11 +198,26 @@ static const struct moe_experts *widest_experts(const struct moe_decoder *d, int
 	return widest;
 }
 
+/* The state of a layer's MLP, unless it is one that is shared and was made before. */
+static void make_ffn_state(struct maker *m, struct moe_decoder_slot *s, int layer, bool have[4][2])
+{
+	const struct moe_decoder_layer *l = &s->decoder->layers[layer];
+	int set = layer < s->lowest ? 1 : moe_decoder_recomputes(s, layer) ? 2 + (layer & 1) : 0;
+	bool *made = &have[set][l->experts != NULL];
+
+	if (!l->ffn || (set && *made))
+		return;
+	*made = true;
+	m->bytes += (size_t)s->T_max * (5 * (size_t)l->ffn->I + 2) * sizeof(float);
+	if (m->e && m->st == MOE_OK)
+		m->st = moe_ffn_state_alloc(m->e, l->ffn, s->T_max, moe_decoder_ffn_state(s, layer));
+}
+
 /* States of the layers' experts and MLPs; those below the lowest trained layer share one. */
 static void make_states(struct maker *m, struct moe_decoder_slot *s)
 {
 	const struct moe_decoder *d = s->decoder;
-	bool have[3] = { false };
+	bool frozen_moe = false, ffn[4][2] = { { false } };
 
 	for (int i = 0; i < d->n_layers; i++) {
 		const struct moe_decoder_layer *l = &d->layers[i];
@@ -168,23 +226,17 @@ static void make_states(struct maker *m, struct moe_decoder_slot *s)
 						  : s->moe ? &s->moe[i]
 							   : NULL;
 
-		if (l->experts && !(frozen && have[0])) {
+		if (l->experts && !(frozen && frozen_moe)) {
 			const struct moe_experts *x =
 				frozen ? widest_experts(d, s->lowest) : l->experts;
 
-			have[0] |= frozen;
+			frozen_moe |= frozen;
 			m->bytes += moe_experts_state_bytes(x, s->T_max);
 			if (m->e && m->st == MOE_OK)
 				m->st = moe_experts_state_alloc(m->e, x, s->T_max, state);
 			tensor(m, "plan", frozen ? &s->frozen_plan : s->plan ? &s->plan[i] : NULL);
 		}
-		if (l->ffn && !(frozen && have[l->experts ? 1 : 2])) {
-			have[l->experts ? 1 : 2] |= frozen;
-			m->bytes += (size_t)s->T_max * (5 * (size_t)l->ffn->I + 2) * sizeof(float);
-			if (m->e && m->st == MOE_OK)
-				m->st = moe_ffn_state_alloc(m->e, l->ffn, s->T_max,
-							    moe_decoder_ffn_state(s, i));
-		}
+		make_ffn_state(m, s, i, ffn);
 	}
 }
 
@@ -197,6 +249,8 @@ static void bind_states(struct moe_decoder_slot *s)
 
 		if (!l)
 			continue;
+		if (moe_decoder_recomputes(s, i))
+			s->moe[i].x16 = s->again_x16[i & 1];
 		moe_experts_state_bind(i < s->lowest ? &s->frozen_moe : &s->moe[i], l,
 				       &s->moe_scratch, i & 1, s->T_max);
 	}
@@ -205,9 +259,14 @@ static void bind_states(struct moe_decoder_slot *s)
 static void make_moe(struct maker *m, struct moe_decoder_slot *s, const struct moe_cut *cut)
 {
 	const struct moe_experts *l = widest_experts(s->decoder, s->decoder->n_layers);
+	struct moe_experts wide;
 
 	if (!l)
 		return;
+	wide = *l;
+	for (int i = 0; i < s->decoder->n_layers; i++)
+		wide.recompute |= moe_decoder_recomputes(s, i);
+	l = &wide;
 	m->bytes += moe_experts_scratch_bytes(l, s->T_max, s->backward);
 	m->handles += moe_slot_tensors_count(l->P, l->G, s->T_max, cut);
 	if (s->has_shared)
@@ -361,6 +420,13 @@ int64_t moe_decoder_slot_handles(const struct moe_decoder *d, int lowest, const 
 	return m.handles;
 }
 
+void moe_decoder_set_recompute(struct moe_decoder_layer *l, bool recompute)
+{
+	l->recompute = recompute;
+	if (l->experts)
+		l->experts->recompute = l->experts->recompute_x = recompute;
+}
+
 /* ---- keys and values of a text ---- */
 
 size_t moe_decoder_text_bytes(const struct moe_decoder *d, int positions)
@@ -409,6 +475,17 @@ static void free_buffers(struct moe_engine *e, struct moe_layer_buffers *b)
 		moe_memory_free(e, all[i]);
 }
 
+/* Leaves what the layer has of its own. */
+static void forget_again(struct moe_layer_buffers *b)
+{
+	b->attn = (struct moe_attn_state){ .x = b->attn.x,
+					   .attn_norm_part = b->attn.attn_norm_part,
+					   .ffn_norm_part = b->attn.ffn_norm_part,
+					   .q_norm_part = b->attn.q_norm_part,
+					   .k_norm_part = b->attn.k_norm_part };
+	b->kept = NULL;
+}
+
 static void free_layers(struct moe_decoder_slot *s)
 {
 	struct moe_engine *e = s->engine;
@@ -424,10 +501,19 @@ static void free_layers(struct moe_decoder_slot *s)
 		moe_tensors_destroy(b->attn, s->blocks * s->ranges);
 		moe_span_destroy(&b->keys);
 	}
-	for (int i = 0; i < 2; i++)
+	for (int i = 0; s->layer && i <= s->decoder->n_layers; i++) {
+		struct moe_layer_buffers *b = &s->layer[i];
+
+		if (moe_decoder_recomputes(s, i))
+			forget_again(b);
+		free_buffers(e, b);
+	}
+	for (int i = 0; i < 2; i++) {
 		free_buffers(e, &s->frozen[i]);
-	for (int i = 0; s->layer && i <= s->decoder->n_layers; i++)
-		free_buffers(e, &s->layer[i]);
+		free_buffers(e, &s->again[i]);
+		moe_memory_free(e, s->again_x16[i]);
+	}
+	moe_join_destroy(&s->again_all);
 }
 
 static void free_states(struct moe_decoder_slot *s)
@@ -445,6 +531,10 @@ static void free_states(struct moe_decoder_slot *s)
 	}
 	moe_ffn_state_free(e, &s->frozen_dense);
 	moe_ffn_state_free(e, &s->frozen_shared);
+	for (int i = 0; i < 2; i++) {
+		moe_ffn_state_free(e, &s->again_dense[i]);
+		moe_ffn_state_free(e, &s->again_shared[i]);
+	}
 	moe_tensor_destroy(s->frozen_plan);
 	if (!l)
 		return;

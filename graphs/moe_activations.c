@@ -163,7 +163,7 @@ static void state_take(struct taker *t, const struct moe_experts *l, int T,
 	size_t R = rows_of(l, T);
 
 	plan_take(t, l, T, &s->plan);
-	if (moe_kernels()->x16)
+	if (moe_kernels()->x16 && !l->recompute_x)
 		s->x16 = take(t, (size_t)T * (size_t)moe_width(l->H), sizeof *s->x16, -1);
 	for (int p = 0; p < l->P; p++) {
 		struct moe_experts_part_state *ps = &s->part[p];
@@ -181,6 +181,7 @@ enum moe_status moe_experts_state_alloc(struct moe_engine *e, const struct moe_e
 
 	memset(st, 0, sizeof *st);
 	st->recompute = l->recompute;
+	st->recompute_x = l->recompute_x;
 	state_take(&t, l, T, st);
 	st->part_rows = rows_of(l, T);
 	if (t.st != MOE_OK)
@@ -202,7 +203,8 @@ void moe_experts_state_free(struct moe_engine *e, struct moe_experts_state *st, 
 	moe_memory_free(e, plan->position);
 	moe_memory_free(e, plan->row_weight);
 	moe_memory_free(e, plan->grad_weights);
-	moe_memory_free(e, st->x16);
+	if (!st->recompute_x)
+		moe_memory_free(e, st->x16);
 	for (int p = 0; p < P; p++) {
 		if (!st->recompute) { /* else they are scratch */
 			moe_memory_free(e, st->part[p].u);

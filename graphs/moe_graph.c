@@ -16,6 +16,7 @@ static struct moe_token_args token_args(const struct moe_moe_pass *p, int block,
 		.state = p->state,
 		.ffn = p->ffn,
 		.ffn_state = p->ffn_state,
+		.drop = p->drop,
 		.t0 = moe_block_begin(block),
 		.t1 = moe_block_end(block, T),
 		.result = p->result,
@@ -362,6 +363,8 @@ enum moe_status moe_graph_moe_backward(const struct moe_context *c, struct moe_m
 
 	if (p->state->grad_out != grad_out->data)
 		p->state->grad_out = grad_out->data;
+	if (p->again) /* what follows is ordered by scratch */
+		MOE_TRY(moe_task_join(c, &p->again, 1, s->scratch, NULL));
 	MOE_TRY(moe_join_submit(c, &s->grad_out[p->ring], grad_out->block, grad_out->n_blocks,
 				s->scratch));
 	MOE_TRY(submit_repack(c, p));

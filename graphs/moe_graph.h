@@ -54,6 +54,8 @@ struct moe_moe_pass {
 	struct moe_tensor *plan; /* of (slot, layer) */
 	int ring;		 /* 0 or 1: which of the ring-of-two buffers */
 	bool has_grads;		 /* LoRA is trained here */
+	struct moe_drop_pass drop;
+	struct moe_tensor *again; /* the backward's x is computed again: held by what did; NULL: kept */
 	/* what the backward multiplies by; NULL: the weights themselves */
 	const struct moe_transposed *copy;
 	struct moe_tensor **copies; /* [P G] an entry of a ring, which is filled first; NULL: resident */

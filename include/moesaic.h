@@ -650,6 +650,13 @@ struct moe_model;
 /* Called while a model loads, in the thread that opens it. */
 typedef void (*moe_progress_fn)(const char *what, int64_t done, int64_t total, void *user);
 
+/* Activations of the layers that train: what the backward computes again, from each layer's input. The same bits. */
+enum moe_recompute {
+	MOE_RECOMPUTE_AUTO = 0, /* in as many layers as memory asks for */
+	MOE_RECOMPUTE_NEVER,
+	MOE_RECOMPUTE_ALWAYS,
+};
+
 /* What of a model is trained. */
 enum moe_method {
 	MOE_METHOD_LORA = 0, /* the adapter */
@@ -670,7 +677,7 @@ struct moe_model_params {
 	const char *adapter; /* directory to start from, in any form: gives targets, ranks and
 				alphas, or NULL */
 	int max_tokens;	     /* of a micro-batch; 0: 512 */
-	int slots;	     /* micro-batches in flight; 0: 2, or 1 for inference */
+	int slots;	     /* micro-batches in flight; 0: 2 where they fit, 1 for inference */
 	int inference_only;  /* no gradients, no moments, activations of two layers */
 	int lora_rank;	     /* of attention; 0: 16, without an adapter no LoRA for inference */
 	int expert_rank;     /* 0: lora_rank */
@@ -694,6 +701,10 @@ struct moe_model_params {
 	const char *backward_weights;
 	const char *adapter_format; /* of saved adapters: "peft" (NULL), "per-expert", "kt" */
 	int skip_value_check;	    /* do not look for NaN and Inf in the weights */
+	enum moe_recompute recompute;
+	/* Of LoRA's inputs in training, in [0, 1). Masks follow from the trainer's seed, the step, and the place in the
+	 * step's batch and in the model. Not for a router's LoRA. */
+	double lora_dropout;
 	/* Experts that the checkpoint has in F32, F16 or BF16 become codes of this format ("int8", "int4", "fp8",
 	 * "mxfp4"); NULL, "keep": all weights stay as they are stored, quantised or not (docs/formats.md). */
 	const char *weights;
@@ -740,6 +751,12 @@ struct moe_model_info {
 	/* gradients and moments, touched by the workers of their NUMA nodes when the model was opened */
 	int64_t touched_bytes;
 	double touch_seconds;
+	/*
+	 * The memory plan, made before anything was allocated: bytes of the whole process at its peak, what it would
+	 * be with two micro-batches in flight and all activations kept, and what there is for it.
+	 */
+	int64_t planned_bytes, wanted_bytes, allowed_bytes;
+	int trained_layers, recomputed_layers; /* from the lowest trained one on; others keep activations */
 };
 
 MOE_API enum moe_status moe_model_open(struct moe_engine *engine,
@@ -787,9 +804,9 @@ MOE_API enum moe_status moe_model_loss(struct moe_model *model, const int32_t *i
 /* ---------------------------------------------------------------- trainer */
 
 /*
- * Fine-tunes a model's adapter on token files (made by python -m moesaic.data) and keeps the output
+ * Fine-tunes what a model's method says on token files (made by python -m moesaic.data) and keeps the output
  * directory: trainer_log.jsonl, trainer_state.json, training_loss.svg, checkpoint-N/, and at the
- * end the adapter. A step is submitted whole; the next one is submitted while it runs.
+ * end the adapter, or the model (moe_model_save). A step is submitted whole; the next one is submitted while it runs.
  */
 struct moe_trainer_params {
 	size_t struct_size;
@@ -825,7 +842,7 @@ struct moe_trainer_params {
 	 * saved as a checkpoint. Without it the last step's. The best checkpoint is never pruned.
 	 */
 	int load_best;
-	int sequential;		  /* wait for each step before submitting the next */
+	int sequential;		  /* wait for each micro-batch and each step before submitting what comes next */
 };
 
 enum moe_train_event_type { MOE_TRAIN_STEP, MOE_TRAIN_EVAL, MOE_TRAIN_SAVED, MOE_TRAIN_WARNING };
@@ -936,6 +953,11 @@ struct moe_estimate {
 	char isa[32];		   /* kernel table that the prediction is for */
 	int calibrated;		   /* from measured rates (moe_machine_calibrate), not guessed ones */
 	const char *lacks; /* what training this architecture lacks; NULL: it is trained. Static */
+	/* what opening would choose for the model's memory_limit, or what this machine has */
+	int slots, trained_layers, recomputed_layers;
+	int64_t process; /* code and the runtime's own memory */
+	int64_t staging; /* of saving, or of loading where that is more than what comes after it */
+	int64_t wanted;	 /* total with two micro-batches in flight and all activations kept */
 };
 MOE_API enum moe_status moe_estimate(const struct moe_estimate_params *params,
 				     struct moe_estimate *out);

@@ -164,7 +164,7 @@ static enum moe_status write_index(const struct convert *c)
 	enum moe_status status;
 	bool good;
 
-	if (c->plan.n_shards == 1) {
+	if (c->plan.n_shards == 1 && !strcmp(c->plan.shard[0].name, "model.safetensors")) {
 		cJSON_Delete(root);
 		return MOE_OK;
 	}

@@ -120,6 +120,7 @@ struct run {
 	struct moe_loss_result loss[4];
 	struct moe_router_result router[4][8]; /* of the first layers */
 	struct moe_grad_norm norm;
+	struct moe_drop_pass drop; /* on and seed */
 };
 
 static inline int trained(const struct run *r)
@@ -153,6 +154,10 @@ static inline enum moe_status submit(struct run *r, struct moe_ticket *ticket, b
 		c.micro = i;
 		if (r->m->decoder.n_layers <= 8)
 			pass.router = r->router[i];
+		pass.drop = r->drop;
+		pass.drop.step = r->step + 1;
+		for (int j = 0; j < i; j++)
+			pass.drop.position += r->batch[j].batch.T;
 		pass.share = r->batch[i].batch.T / tokens;
 		MOE_TRY(moe_graph_decoder_forward(&c, &pass));
 		MOE_TRY(moe_graph_decoder_loss(&c, &pass, true, 1.0f / (float)trained(r),

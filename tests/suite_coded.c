@@ -169,7 +169,7 @@ static void linear_of(const struct moe_quantised *q, int m, int r)
 	struct moe_weight coded = coded_weight(q, &w, moe_coded_order(K));
 	struct moe_weight plain = plain_weight(dequantised(q, &w), n, k);
 	float *x = randoms(m * k, 1), *dy = randoms(m * n, 1), *y[2], *dx[2];
-	struct moe_lora lora = { randoms(r * k, .1), randoms(n * r, .1), r, 1.5f };
+	struct moe_lora lora = { .a = randoms(r * k, .1), .b = randoms(n * r, .1), .r = r, .scale = 1.5f };
 	void *scratch = mem(K->linear_scratch(m, n, k, r));
 
 	for (int i = 0; i < 2; i++) {

@@ -6,6 +6,20 @@
 #include <math.h>
 #include <stdio.h>
 
+/* What is in the folder, as tags and as a title. */
+static const char *tags(const struct moe_train_card *c)
+{
+	return c->adapter ? "library_name: peft\ntags:\n- lora\n- mixture-of-experts\n- moesaic\n"
+			  : "library_name: transformers\ntags:\n- mixture-of-experts\n- moesaic\n";
+}
+
+static const char *title(const struct moe_train_card *c)
+{
+	return !c->whole    ? "LoRA adapter for"
+	       : c->adapter ? "Trained experts, and a LoRA adapter for them, of"
+			    : "All weights trained, from";
+}
+
 enum moe_status moe_train_card_write(const char *dir, const struct moe_train_card *c)
 {
 	char eval[64] = "not measured", taken[64] = "";
@@ -15,11 +29,10 @@ enum moe_status moe_train_card_write(const char *dir, const struct moe_train_car
 	if (isfinite(c->eval_loss))
 		snprintf(eval, sizeof eval, "%.4f", c->eval_loss);
 	if (c->best_step)
-		snprintf(taken, sizeof taken, " (adapter of step %lld, the best)",
-			 (long long)c->best_step);
-	text = moe_format("---\nbase_model: %s\nlibrary_name: peft\ntags:\n- lora\n- "
-			  "mixture-of-experts\n- moesaic\n---\n"
-			  "# LoRA adapter for %s\n\n"
+		snprintf(taken, sizeof taken, " (%s of step %lld, the best)",
+			 c->whole ? "weights" : "adapter", (long long)c->best_step);
+	text = moe_format("---\nbase_model: %s\n%s---\n"
+			  "# %s %s\n\n"
 			  "Trained with moesaic " MOE_VERSION_STRING
 			  ". The settings are in `run.yaml`, every step in "
 			  "`trainer_log.jsonl`.\n\n"
@@ -27,7 +40,7 @@ enum moe_status moe_train_card_write(const char *dir, const struct moe_train_car
 			  "learning rate | %g |\n"
 			  "| loss, first to last step | %.4f -> %.4f |\n| held-out loss | %s |\n"
 			  "| data | %lld documents, hash `%s` |\n",
-			  c->base, c->base, (long long)c->steps, taken,
+			  c->base, tags(c), title(c), c->base, (long long)c->steps, taken,
 			  (long long)c->trained_tokens, c->learning_rate, c->first_loss,
 			  c->last_loss, eval, (long long)c->tokens->n_docs, c->tokens->hash);
 	st = path && text ? moe_file_write(path, text, strlen(text))

@@ -19,6 +19,7 @@ struct moe_trainee {
 	int n_slots, T_max;
 	int64_t max_positions; /* of a document */
 	const char *base;      /* directory of the base model */
+	bool whole, adapter;   /* what save_adapter leaves in the output directory: a model, an adapter */
 	void *user;
 	/* slots for T tokens; may replace slot, n_slots, T_max. Nothing is outstanding. */
 	enum moe_status (*reserve)(struct moe_trainee *t, int T, int slots);

@@ -211,6 +211,8 @@ static enum moe_status write_card(const struct moe_run *r)
 {
 	struct moe_train_card card = {
 		.base = r->t->base,
+		.whole = r->t->whole,
+		.adapter = r->t->adapter,
 		.tokens = r->tokens,
 		.steps = r->progress.step,
 		.trained_tokens = r->progress.trained_tokens,

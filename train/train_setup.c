@@ -154,7 +154,7 @@ static enum moe_status reserve(struct moe_run *r)
 	if (T > INT32_MAX / 64)
 		return moe_fail(MOE_ERR_ARG, "micro-batches of %lld tokens are too large",
 				(long long)T);
-	return r->t->reserve(r->t, (int)T, MOE_MAX(2, r->t->n_slots));
+	return r->t->reserve(r->t, (int)T, r->t->n_slots);
 }
 
 static enum moe_status resume(struct moe_run *r)

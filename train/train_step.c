@@ -77,21 +77,38 @@ static enum moe_status submit_micro(struct moe_run *r, struct moe_step *s, int m
 		.batch = s->micro[m].batch,
 		.router = s->router + m * t->decoder->n_layers,
 		.share = (double)s->micro[m].batch.T / (double)s->tokens,
+		.drop = { .on = true, .seed = r->order.seed, .step = s->number },
 	};
 
+	for (int i = 0; i < m; i++)
+		pass.drop.position += s->micro[i].batch.T;
 	MOE_TRY(moe_graph_decoder_forward(&c, &pass));
 	MOE_TRY(moe_graph_decoder_loss(&c, &pass, true, scale, &s->loss[m]));
 	c.phase = MOE_PHASE_BACKWARD;
 	return moe_graph_decoder_backward(&c, &pass, m == 0);
 }
 
-/* Forward, loss and backward of all micro-batches. */
+/* Until what was submitted of the step has run. */
+static enum moe_status wait_between(struct moe_run *r, struct moe_step *s)
+{
+	enum moe_status st, waited;
+
+	moe_submit_end(r->t->engine);
+	waited = moe_ticket_wait(s->ticket);
+	st = moe_submit_begin(r->t->engine);
+	return waited != MOE_OK ? waited : st;
+}
+
+/* Forward, loss and backward of all micro-batches; one after the other where nothing is to overlap. */
 static enum moe_status submit_micros(struct moe_run *r, struct moe_step *s)
 {
 	enum moe_status st = MOE_OK;
 
-	for (int m = 0; st == MOE_OK && m < s->n_micro; m++)
+	for (int m = 0; st == MOE_OK && m < s->n_micro; m++) {
 		st = submit_micro(r, s, m, 1.0f / (float)s->trained);
+		if (st == MOE_OK && r->p->sequential)
+			st = wait_between(r, s);
+	}
 	return st;
 }
 

@@ -55,11 +55,16 @@ struct moe_weight {
 	int64_t n, k;
 };
 
-/* Low-rank pair of a dense layer, y += scale B (A x); rank 0 = none. a [r, k], b [n, r]. */
+/*
+ * Low-rank pair of a dense layer, y += scale B (A x); rank 0 = none. a [r, k], b [n, r]. drop: A multiplies masked
+ * rows of x, of which the first is the micro-batch's row `token`; its first key counts. NULL: none.
+ */
 struct moe_lora {
 	const float *a, *b;
 	int r;
 	float scale;
+	const struct moe_dropout *drop;
+	int64_t token;
 };
 
 /*

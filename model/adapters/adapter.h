@@ -55,6 +55,7 @@ struct moe_adapter_entry {
 struct moe_adapter {
 	int64_t rank; /* the configuration's defaults; entries have their own */
 	double alpha;
+	double dropout; /* of training; forms write it where no expert is adapted */
 	bool rslora;
 	bool share_a; /* gate and up of an expert use one A */
 	/* Not every layer that has the target is adapted: a form must name the layers. */

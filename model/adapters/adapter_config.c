@@ -205,6 +205,15 @@ static enum moe_status done(bool complete)
 	return complete ? MOE_OK : moe_fail(MOE_ERR_NOMEM, "out of memory");
 }
 
+/* PEFT refuses expert adapters with dropout, also for inference. */
+static double dropout_of(const struct moe_adapter *adapter)
+{
+	for (size_t i = 0; i < adapter->n_entries; i++)
+		if (adapter->entries[i].target == MOE_ADAPTER_EXPERTS)
+			return 0;
+	return adapter->dropout;
+}
+
 /* What PEFT 0.21.2 needs; absent keys take its defaults. */
 static bool fill(cJSON *root, const struct moe_adapter *adapter, int64_t rank, double alpha,
 		 bool rslora)
@@ -220,8 +229,7 @@ static bool fill(cJSON *root, const struct moe_adapter *adapter, int64_t rank, d
 	       cJSON_AddTrueToObject(root, "inference_mode") &&
 	       cJSON_AddNumberToObject(root, "r", (double)rank) &&
 	       cJSON_AddNumberToObject(root, "lora_alpha", alpha) &&
-	       /* PEFT refuses expert adapters with dropout, also for inference */
-	       cJSON_AddNumberToObject(root, "lora_dropout", 0.0) &&
+	       cJSON_AddNumberToObject(root, "lora_dropout", dropout_of(adapter)) &&
 	       cJSON_AddStringToObject(root, "bias", "none") &&
 	       cJSON_AddFalseToObject(root, "fan_in_fan_out") &&
 	       cJSON_AddTrueToObject(root, "init_lora_weights") &&

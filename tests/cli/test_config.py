@@ -125,7 +125,7 @@ class Config(Case):
         (ignored,) = [line for line in result.stderr.split("\n") if "ignored" in line]
         self.assertEqual(
             ignored.partition("here: ")[2],
-            "stage, bf16, plot_loss, use_kt, kt_cpu_activation, kt_expert_weight_format, kt_backend, kt_tp_enabled, "
+            "stage, bf16, plot_loss, use_kt, kt_expert_weight_format, kt_backend, kt_tp_enabled, "
             "kt_threadpool_count, kt_max_cache_depth, kt_model_max_length, kt_share_backward_bb",
         )
 

@@ -176,6 +176,16 @@ class Convert(Case):
         self.assertIn("interrupted: what is complete was kept", self.error)
         return command
 
+    def test_one_file_with_an_index(self):
+        """transformers looks for model.safetensors, or for an index that says what there is."""
+        command = self.big_model(layers=1, experts=1)
+        self.good(*command[1:])
+        name = "model-00001-of-00001.safetensors"
+        self.assertIn(name, os.listdir(self.path("made")))
+        index = json.loads(self.read("made", "model.safetensors.index.json"))
+        self.assertEqual(set(index["weight_map"].values()), {name})
+        self.assertEqual(set(index["weight_map"]), set(read_tensors(self.path("made"))))
+
     def test_changed_files_are_made_again(self):
         command = self.interrupted()
         first = json.loads(self.read("made.partial", "convert.json"))["done"][0]["file"]

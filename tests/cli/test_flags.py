@@ -60,8 +60,6 @@ class Flags(Case):
     def test_not_built_yet_is_refused(self):
         for flags in (
             ["--method", "freeze"],
-            ["--lora-dropout", "0.1"],
-            ["--recompute", "always"],
         ):
             self.assertIn("not in this version yet", self.bad(2, "train", *flags))
 

@@ -59,6 +59,21 @@ class Run(Case):
         mean = sum(d["loss"] * d["tokens"] for d in after["documents"]) / after["tokens"]
         self.assertAlmostEqual(mean, after["loss"], places=6)
 
+    def test_dropout(self):
+        """run.yaml keeps it; the adapter has it where PEFT can load that."""
+        for targets, written in ((["experts", "q_proj"], 0), (["q_proj", "o_proj"], 0.1)):
+            flags = ["--max-steps", 3, "--lora-dropout", 0.1, "--lora-target", *targets, "--overwrite"]
+            first = json.loads(self.good(*self.train_arguments(*flags, "--json")).stdout)
+            config = json.loads(self.read("out", "adapter_config.json"))
+            self.assertEqual(config["lora_dropout"], written)
+            self.assertIn(b"lora_dropout: 0.1", self.read("out", "run.yaml"))
+            again = json.loads(self.good(*self.train_arguments(*flags, "--recompute", "always", "--json")).stdout)
+            self.assertEqual(first["last_loss"], again["last_loss"])
+            other = json.loads(self.good(*self.train_arguments(*flags, "--lora-dropout", 0, "--json")).stdout)
+            self.assertNotEqual(first["last_loss"], other["last_loss"])
+        line = self.bad(2, *self.train_arguments("--lora-dropout", 1, "--overwrite"))
+        self.assertIn("lora_dropout is 1", line)
+
     def test_start_screen(self):
         process = self.start("--max-steps", 1)
         self.assertRegex(

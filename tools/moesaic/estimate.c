@@ -132,6 +132,7 @@ static int estimate(struct settings *s, struct estimate_result *r)
 	int rc;
 
 	r->params.model = &model;
+	model.memory_limit = r->limit;
 	rc = fill(s, r);
 	rc = rc ? rc : cli_status(moe_estimate(&r->params, &r->found));
 	rc = rc ? rc : count_data(s, r);

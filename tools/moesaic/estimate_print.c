@@ -36,7 +36,16 @@ static void print_memory(const struct estimate_result *r)
 	row("activations", e->activations);
 	row("scratch", e->scratch);
 	row("runtime", e->runtime);
+	row("process", e->process);
+	row("staging", e->staging);
 	row("largest", e->largest);
+	if (e->trained_layers)
+		printf("  %d micro-batch%s in flight, activations of %d of %d layers computed again", e->slots,
+		       e->slots == 1 ? "" : "es", e->recomputed_layers, e->trained_layers);
+	if (e->wanted > e->total)
+		printf("; with 2 and all kept %.2f GiB", (double)e->wanted / GIB);
+	if (e->trained_layers)
+		putchar('\n');
 	for (int i = 0; e->parts > 1 && i < e->parts && i < MOE_ESTIMATE_PARTS; i++) {
 		snprintf(name, sizeof name, "on node %d", i);
 		row(name, e->part[i]);
@@ -143,6 +152,12 @@ void estimate_print_json(const struct estimate_result *r)
 		{ "activations", (double)e->activations },
 		{ "scratch", (double)e->scratch },
 		{ "runtime", (double)e->runtime },
+		{ "process", (double)e->process },
+		{ "staging", (double)e->staging },
+		{ "slots", e->slots },
+		{ "trained_layers", e->trained_layers },
+		{ "recomputed_layers", e->recomputed_layers },
+		{ "wanted", (double)e->wanted },
 		{ "total", (double)e->total },
 		{ "largest", (double)e->largest },
 		{ "limit", (double)r->limit },

@@ -34,6 +34,8 @@ static const struct rule rules[] = {
 	{ "greater_is_better", NULL, REFUSE, "the best checkpoint is that of the least eval_loss",
 	  NULL },
 	{ "packing", NULL, MAP, "packing", NULL },
+	{ "kt_cpu_activation", "retain", MAP, "recompute", "never" },
+	{ "kt_cpu_activation", "recompute", MAP, "recompute", "always" },
 	{ "kt_cpu_activation", NULL, IGNORE, NULL, NULL },
 	{ "kt_num_threads", NULL, THREADS, "threads", NULL },
 	{ "cpu_infer", NULL, THREADS, "threads", NULL },

@@ -71,6 +71,7 @@ static void command(const struct command *c)
 void cli_man(void)
 {
 	printf(".TH MOESAIC 1 \"\" \"moesaic %s\" \"User Commands\"\n", moe_version());
+	puts(".ad l"); /* choices are long words: lines with them cannot be justified */
 	printf(".SH NAME\nmoesaic \\- fine-tune mixture-of-experts language models on CPUs\n"
 	       ".SH SYNOPSIS\n.B moesaic\n.I COMMAND\n[flags]\n.SH DESCRIPTION\n"
 	       "Each command takes the flags listed with it. With\n.BI \\-\\-config \" FILE\"\n"

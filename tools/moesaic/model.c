@@ -122,6 +122,15 @@ static int settle_rank(struct settings *s, const char *flag, int rank)
 	return settings_set(s, flag, &item, 1);
 }
 
+static enum moe_recompute recompute_of(const struct settings *s)
+{
+	const char *text = settings_text(s, "recompute");
+
+	return !strcmp(text, "never")	 ? MOE_RECOMPUTE_NEVER
+	       : !strcmp(text, "always") ? MOE_RECOMPUTE_ALWAYS
+					 : MOE_RECOMPUTE_AUTO;
+}
+
 static enum moe_method method_of(const struct settings *s)
 {
 	const char *text = settings_text(s, "method");
@@ -156,6 +165,8 @@ char *tool_model_params(const struct settings *s, struct moe_model_params *p)
 		.max_tokens = by_rows ? 0 : (int)settings_int(s, "batch-tokens"),
 		.backward_weights = settings_text(s, "backward-weights"),
 		.weights = settings_text(s, "weights"),
+		.recompute = recompute_of(s),
+		.lora_dropout = settings_real(s, "lora-dropout"),
 		.method = method_of(s),
 		.masters = strcmp(settings_text(s, "masters"), "bf16") ? MOE_MASTERS_F32 : MOE_MASTERS_BF16,
 	};
@@ -213,8 +224,7 @@ void tool_model_close(struct tool_model *m)
 
 int64_t tool_model_planned(const struct tool_model *m)
 {
-	return m->info.weight_bytes + m->info.lora_bytes + m->info.activation_bytes +
-	       m->info.handles * HANDLE_BYTES;
+	return m->info.planned_bytes;
 }
 
 /* 1,234,567 in one of four buffers */
@@ -313,6 +323,14 @@ void tool_model_describe(const struct tool_model *m, const struct settings *s, F
 	fprintf(to, "memory       weights %.2f GiB, %s %.2f, activations %.2f, runtime %.2f\n",
 		gib(i->weight_bytes), i->whole_params ? "gradients and moments" : "adapter",
 		gib(i->lora_bytes), gib(i->activation_bytes), gib(i->handles * HANDLE_BYTES));
+	fprintf(to, "planned      %.2f GiB of %.2f %s", gib(i->planned_bytes), gib(i->allowed_bytes),
+		settings_has(s, "memory-limit") ? "(--memory-limit)" : "there is");
+	if (i->trained_layers)
+		fprintf(to, "; %d micro-batch%s in flight, activations of %d of %d layers computed again", i->slots,
+			i->slots == 1 ? "" : "es", i->recomputed_layers, i->trained_layers);
+	if (i->wanted_bytes > i->planned_bytes)
+		fprintf(to, "; with 2 and all kept %.2f", gib(i->wanted_bytes));
+	fputc('\n', to);
 	if (i->touched_bytes)
 		fprintf(to, "             gradients and moments: first touch of %.2f GiB took %.2f s\n",
 			gib(i->touched_bytes), i->touch_seconds);

@@ -20,7 +20,7 @@ const struct option train_what[] = {
 	  NULL },
 	{ "dataset-dir", OPTION_TEXT, OPTION_TRANSIENT, "DIR", "data", "folder of --dataset", 0, 0,
 	  "", NULL },
-	{ "output-dir", OPTION_TEXT, OPTION_COMMON, "DIR", NULL, "where the adapter and logs go", 0,
+	{ "output-dir", OPTION_TEXT, OPTION_COMMON, "DIR", NULL, "where the adapter or model and logs go", 0,
 	  0, "", NULL },
 	{ "overwrite", OPTION_FLAG, OPTION_COMMON | OPTION_TRANSIENT, NULL, NULL,
 	  "use an output folder that has results", 0, 0, "overwrite-output-dir", NULL },
@@ -64,7 +64,7 @@ const struct option train_method[] = {
 	{ "lora-alpha", OPTION_REAL, OPTION_COMMON | OPTION_ABOVE_ZERO, "X", NULL,
 	  "scale is alpha / rank (2 x rank)", 0, 0, "", NULL },
 	{ "lora-dropout", OPTION_REAL, 0, "X", "0", "dropout on the adapter's input", 0, 1, "",
-	  "0" },
+	  NULL },
 	{ "lora-target", OPTION_LIST, OPTION_COMMON, "NAME...",
 	  "experts,q_proj,k_proj,v_proj,o_proj",
 	  "what the adapter is on: PEFT's names, all-linear, a regular expression", 0, 0, "",
@@ -166,12 +166,13 @@ const struct option options_general[] = {
 };
 
 const struct option train_machine_training[] = {
-	{ "recompute", OPTION_CHOICE, 0, "auto|never|always", "auto", "of activations", 0, 0, "",
-	  "auto" },
+	{ "recompute", OPTION_CHOICE, 0, "auto|never|always", "auto",
+	  "activations in the backward, instead of keeping them; auto: where memory asks for it", 0,
+	  0, "", NULL },
 	{ "backward-weights", OPTION_TEXT, 0, "MODE", "auto",
 	  "auto, direct, shared:N or resident: copies of the experts for the backward", 0, 0, "",
 	  NULL },
-	{ "pipeline", OPTION_CHOICE, 0, "overlap|sequential", "overlap", "of steps", 0, 0, "",
+	{ "pipeline", OPTION_CHOICE, 0, "overlap|sequential", "overlap", "of steps and micro-batches", 0, 0, "",
 	  NULL },
 	{ .name = NULL },
 };

@@ -270,6 +270,8 @@ static void print_json(const struct training *t, const struct moe_train_result *
 	cJSON_AddNumberToObject(o, "tokens_per_s", (double)r->tokens / fmax(r->seconds, 1e-9));
 	cJSON_AddNumberToObject(o, "peak_gib", r->peak_rss_gib);
 	cJSON_AddNumberToObject(o, "planned_gib", (double)tool_model_planned(m) / (1 << 30));
+	cJSON_AddNumberToObject(o, "micro_batches_in_flight", m->info.slots);
+	cJSON_AddNumberToObject(o, "recomputed_layers", m->info.recomputed_layers);
 	cJSON_AddNumberToObject(o, "parameters", (double)m->info.params);
 	cJSON_AddNumberToObject(o, "trainable", (double)m->info.trainable_params);
 	cJSON_AddNumberToObject(o, "lora_rank",

@@ -10,6 +10,8 @@
 #include "codelets/kernels/avx512_bf16/decode.h"
 
 #define SLICE 32
+#define FETCH_PANELS 8 /* from a panel to what is prefetched of quantised ones */
+#define WIDE 128 /* most columns decoded at once where one block holds all of n */
 #define BLOCK_PART 2176 /* longest part of one segment in a block */
 #define BLOCK_MAX 2304	/* longest block: a part and the LoRA rows that follow */
 
@@ -39,6 +41,7 @@ struct call {
 	enum moe_out out;
 	float *partial;	   /* [m, 32] */
 	uint16_t *decoded; /* [n/2][32][2] of a block; NULL: shuffle in registers */
+	bool wide;	   /* quantised: all columns are decoded before, one slice after the other */
 	struct moe_bwd_seg after[MOE_MAX_SEGS]; /* what is read after the last columns */
 	struct moe_coded_slice after_coded[MOE_MAX_SEGS];
 };
@@ -117,36 +120,43 @@ INLINE void decode_panel(const uint16_t *w, uint16_t *dst)
 		}
 }
 
-static void decode_coded(const struct piece *p, int column, uint16_t *dst)
+/* `slices` of 32 columns, `apart` elements from one's result to the next */
+static void decode_coded(const struct piece *p, int column, int slices, int64_t apart, uint16_t *dst)
 {
 	int64_t k = p->seg->coded->col + column;
-	_Alignas(64) uint16_t plain[SLICE * 16];
+	_Alignas(64) uint16_t plain[WIDE * 16];
 
 	for (int n = 0; n < p->n; n += 16, dst += 16 * SLICE) {
 		struct moe_coded_panel c = coded_panel(p, n / 16);
-
-		avx512_bf16_decode(&c, k, SLICE, plain);
-		decode_panel(plain, dst);
+		moe_coded_fetch(&c, FETCH_PANELS * p->seg->coded->stride, k, slices * SLICE);
+		avx512_bf16_decode(&c, k, slices * SLICE, plain);
+		for (int s = 0; s < slices; s++)
+			decode_panel(plain + s * SLICE * 16, dst + s * apart);
 	}
 }
 
-/* 32 columns of a block, rows paired: what the raw tiles do, once for all rows of y */
-static void decode(const struct block *b, int column, uint16_t *dst)
+/* Columns of a block, rows paired: what the raw tiles do, once for all rows of y */
+static void decode(const struct block *b, int column, int slices, uint16_t *dst)
 {
+	int64_t apart = 0;
+
+	for (int p = 0; p < b->count; p++)
+		apart += b->piece[p].n * SLICE;
 	for (int p = 0; p < b->count; p++) {
 		const struct piece *piece = &b->piece[p];
 		int64_t stride = piece->seg->stride;
 		const uint16_t *w = panel_of(piece, column);
 
 		if (piece->seg->coded) {
-			decode_coded(piece, column, dst);
+			decode_coded(piece, column, slices, apart, dst);
 			dst += piece->n * SLICE;
 			continue;
 		}
 		for (int n = 0; n < piece->n; n += 16, w += stride, dst += 16 * SLICE) {
 			for (int l = 0; l < 16; l++)
 				_mm_prefetch((const char *)(w + 4 * stride) + 64 * l, _MM_HINT_T0);
-			decode_panel(w, dst);
+			for (int s = 0; s < slices; s++)
+				decode_panel(w + s * SLICE * 16, dst + s * apart);
 		}
 	}
 }
@@ -158,7 +168,8 @@ static void block_tiles(const struct call *c, const struct block *b, int column,
 	for (int t = 0, row = 0, rows; t < c->tiles.count; t++, row += rows) {
 		struct bwd_target to = { first ? NULL : c->partial + row * SLICE,
 					 c->partial + row * SLICE, SLICE, MOE_OUT_STORE };
-		enum bwd_ahead ahead = c->tiles.count == 1 ? c->decoded ? BWD_HALF : BWD_WHOLE
+		enum bwd_ahead ahead = c->wide		     ? BWD_NOTHING
+				       : c->tiles.count == 1 ? c->decoded ? BWD_HALF : BWD_WHOLE
 				       : t < 2		   ? BWD_HALF
 							   : BWD_NOTHING;
 		struct bwd_run run[MOE_MAX_SEGS];
@@ -203,14 +214,23 @@ static void slice_of(const struct call *c, int column, bool end)
 		struct block next = next_block(&at);
 
 		last = next.count == 0;
-		if (c->decoded)
-			decode(&now, column, c->decoded);
+		if (c->decoded && !c->wide)
+			decode(&now, column, 1, c->decoded);
 		if (last)
 			block_tiles(c, &now, column, &head, end ? 0 : column + SLICE, first, last);
 		else
 			block_tiles(c, &now, column, &next, column, first, last);
 		now = next;
 	}
+}
+
+/* What the slices from `column` on read, decoded before them: longer runs of codes per panel. */
+static void wide_slices(const struct call *c, int column, int slices)
+{
+	struct place at = begin(c->seg, c->nseg);
+	struct block all = next_block(&at);
+
+	decode(&all, column, slices, c->decoded);
 }
 
 /* 16 columns of a quantised segment as plain panels */
@@ -282,8 +302,8 @@ size_t avx512_bf16_bwd_scratch(int m, int64_t n, int columns)
 	size_t small = (size_t)MOE_MIN(m, BWD_SMALL) * (size_t)columns * sizeof(float);
 	size_t tiles = partial_bytes(m, n);
 
-	if (m > BWD_SMALL) /* a block, or 16 columns of all */
-		tiles += (size_t)MOE_MAX(moe_round_up(MOE_MIN(n, BLOCK_MAX), 16) * SLICE,
+	if (m > BWD_SMALL) /* a block, wide ones of up to BLOCK_PART, or 16 columns of all */
+		tiles += (size_t)MOE_MAX(moe_round_up(MOE_MIN(n, BLOCK_MAX), 16) * WIDE,
 					 moe_round_up(n, 16) * 16) *
 			 sizeof(uint16_t);
 	return MOE_MAX(small, tiles);
@@ -301,6 +321,7 @@ void avx512_bf16_bwd(int m, const struct moe_bwd_seg *seg, int nseg, int columns
 			  .out = out_mode(out, y, ldy),
 			  .partial = scratch };
 	int64_t n = 0;
+	uint16_t *decoded = NULL;
 	bool coded = false;
 	int column = 0;
 
@@ -322,9 +343,18 @@ void avx512_bf16_bwd(int m, const struct moe_bwd_seg *seg, int nseg, int columns
 		c.after[s].w = seg[s].after ? seg[s].after : seg[s].w + 16 * columns;
 	}
 	if (m >= BWD_DECODE || coded)
-		c.decoded = (uint16_t *)((char *)scratch + partial_bytes(m, n));
-	for (; column + SLICE <= columns; column += SLICE)
+		c.decoded = decoded = (uint16_t *)((char *)scratch + partial_bytes(m, n));
+	c.wide = coded && n <= BLOCK_PART;
+	for (; column + SLICE <= columns; column += SLICE) {
+		if (c.wide && column % WIDE == 0)
+			wide_slices(&c, column, MOE_MIN(WIDE, columns - column) / SLICE);
 		slice_of(&c, column, column + 2 * SLICE > columns);
+		c.decoded += c.wide && column + SLICE < columns ? n * SLICE : 0;
+		if (c.wide && column % WIDE == WIDE - SLICE)
+			c.decoded = decoded;
+	}
+	if (c.wide)
+		c.decoded = decoded;
 	if (column < columns)
 		thin_slice(&c, column);
 }

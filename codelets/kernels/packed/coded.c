@@ -209,6 +209,25 @@ static int64_t group_of(const struct moe_coded_panel *p, int64_t k)
 	return MOE_MIN((p->coding->phase + k) / p->coding->group, p->groups - 1);
 }
 
+static void fetch(const uint8_t *from, const uint8_t *to)
+{
+	for (from -= (uintptr_t)from % 64; from < to; from += 64)
+		__builtin_prefetch(from);
+}
+
+void moe_coded_fetch(const struct moe_coded_panel *p, size_t far, int64_t k0, int64_t k)
+{
+	const struct moe_coding *c = p->coding;
+	int64_t first = group_of(p, k0) * MOE_PACK_N, end = (group_of(p, k0 + k - 1) + 1) * MOE_PACK_N;
+	int64_t bytes = (int64_t)moe_dtype_size(c->scale), bits = c->format->bits;
+
+	fetch(p->codes + far + MOE_PACK_N * k0 * bits / 8,
+	      p->codes + far + MOE_PACK_N * (k0 + k) * bits / 8);
+	fetch(p->scale + far + first * bytes, p->scale + far + end * bytes);
+	if (c->zero)
+		fetch(p->zero + far + first, p->zero + far + end);
+}
+
 /* Past the last column of k's group. */
 static int64_t group_end(const struct moe_coded_panel *p, int64_t k)
 {
@@ -331,7 +350,7 @@ void moe_coded_rows(const struct moe_weight *W, int64_t n0, int64_t n1, int64_t 
 const uint16_t *moe_panel_address(const struct moe_weight *W, int64_t index)
 {
 	if (moe_is_coded(W))
-		return (const uint16_t *)(const void *)moe_coded_panel(W, index).codes;
+		return (const uint16_t *)(const void *)moe_coded_panel(W, index).scale;
 	return (const uint16_t *)W->data +
 	       index * moe_packed_stride(moe_round_up(W->k, MOE_PACK_K));
 }
@@ -377,7 +396,6 @@ void moe_backward_slice(const struct moe_tiles *t, int m, const struct moe_weigh
 			struct moe_coded_slice *slice, struct moe_bwd_seg *seg)
 {
 	struct moe_coded_panel p;
-	int64_t bits, run;
 	size_t stride;
 
 	if (!moe_is_coded(W)) {
@@ -396,15 +414,8 @@ void moe_backward_slice(const struct moe_tiles *t, int m, const struct moe_weigh
 	seg->w = buffer;
 	seg->stride = moe_packed_stride(width);
 	seg->after = buffer;
-	bits = W->coding.format->bits;
-	run = MOE_PACK_N * width * bits / 8;
 	for (; n > 0; n -= MOE_PACK_N, buffer += seg->stride) {
-		/* each panel has a short run of these columns */
-		const uint8_t *ahead =
-			p.codes + FETCH_PANELS * stride + MOE_PACK_N * col * bits / 8;
-
-		for (int64_t i = 0; i < run; i += 64)
-			__builtin_prefetch(ahead + i);
+		moe_coded_fetch(&p, FETCH_PANELS * stride, col, width);
 		t->decode(&p, col, width, buffer);
 		p.scale += stride;
 		p.zero += stride;

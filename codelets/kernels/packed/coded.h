@@ -52,6 +52,8 @@ struct moe_coded_slice {
 	size_t stride;
 	int64_t col;
 };
+/* Prefetches columns k0..k0+k of the panel `far` bytes on: codes and scales, each a short run of its own. */
+void moe_coded_fetch(const struct moe_coded_panel *p, size_t far, int64_t k0, int64_t k);
 /* Scales (or zeros) of a group's 16 rows as f32. */
 void moe_coded_scales(const struct moe_coded_panel *p, int64_t group, float scale[MOE_PACK_N]);
 void moe_coded_zeros(const struct moe_coded_panel *p, int64_t group, float zero[MOE_PACK_N]);

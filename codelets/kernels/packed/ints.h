@@ -14,7 +14,7 @@
 
 #include "codelets/kernels/packed/coded.h"
 
-#define MOE_INT_ROWS 12 /* rows times planes of a tile */
+#define MOE_INT_ROWS 10 /* rows times planes of a tile: 32 registers hold both kinds of sums */
 #define MOE_INT_BLOCK 64
 #define MOE_INT16_ROWS 16 /* beyond, decoding once is faster than two planes */
 #define MOE_INT_LEAST 32   /* groups of weights begin at multiples of this */

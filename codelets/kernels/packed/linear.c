@@ -17,6 +17,7 @@ struct linear_scratch {
 	float *tile;			    /* [m, 16]: the last columns, or one step of bwd */
 	void *pair_x, *pair_dy, *pair_thin; /* pair arrays of one strip each, and of rp */
 	uint16_t *weight; /* a decoded panel or slice */
+	float *masked;	  /* [m, k] under dropout */
 	void *ints;	  /* x as integers */
 	void *bwd;
 };
@@ -41,6 +42,7 @@ static struct linear_scratch carve(const struct moe_tiles *t, struct moe_carver 
 	s.pair_dy = moe_carve(c, M * GRAD_STRIP * (size_t)t->pair_bytes);
 	s.pair_thin = moe_carve(c, M * (size_t)rp * (size_t)t->pair_bytes);
 	s.weight = moe_carve(c, MOE_MAX((size_t)(MOE_PACK_N * kp) * sizeof *s.weight, moe_coded_slice_bytes(np)));
+	s.masked = moe_carve(c, r ? M * (size_t)k * sizeof(float) : 0);
 	s.ints = moe_carve(c, moe_int_bytes(t, m, k));
 	s.bwd = moe_carve(c, t->bwd_scratch(m, np + rp, (int)MOE_MAX(MOE_CHUNK, kp)));
 	return s;
@@ -75,6 +77,22 @@ static void thin_fwd(const struct moe_tiles *t, int m, int64_t kp, const struct 
 	}
 }
 
+static bool drops(const struct moe_lora *lora)
+{
+	return lora && lora->r && lora->drop;
+}
+
+/* x as A sees it. */
+static const float *lora_input(int m, int64_t k, const float *x, int64_t *ldx, const struct moe_lora *lora,
+			       const struct linear_scratch *s)
+{
+	if (!drops(lora))
+		return x;
+	moe_drop_rows(lora->drop, lora->token, m, k, x, *ldx, s->masked);
+	*ldx = k;
+	return s->masked;
+}
+
 static void add_bias(int m, int64_t n, const float *bias, float *y, int64_t ldy)
 {
 	for (int i = 0; bias && i < m; i++, y += ldy)
@@ -87,7 +105,7 @@ void moe_packed_linear(const struct moe_tiles *t, moe_pack_rows *pack, int m,
 		       int64_t ldx, const float *bias, const struct moe_lora *lora, float *y,
 		       int64_t ldy, void *scratch)
 {
-	int64_t kp = moe_round_up(W->k, MOE_PACK_K);
+	int64_t kp = moe_round_up(W->k, MOE_PACK_K), ldlora = ldx;
 	int r = lora ? lora->r : 0;
 	int64_t rp = moe_round_up(r, t->lora_pad);
 	struct moe_carver c = { .base = scratch };
@@ -101,14 +119,18 @@ void moe_packed_linear(const struct moe_tiles *t, moe_pack_rows *pack, int m,
 	if (m <= 0 || n1 <= n0)
 		return;
 	s = carve(t, &c, m, W->n, W->k, r);
-	t->pack_fwd(m, x, ldx, NULL, W->k, kp, s.panel, kp, 0);
-	ints = moe_int_operand(t, m, W, s.panel, kp, s.ints);
 	if (r) {
+		const float *input = lora_input(m, W->k, x, &ldlora, lora, &s);
+
 		moe_packed_lora_pack(t, pack, MOE_LORA_A, lora->a, r, W->k, 0, r, 1, s.a);
 		moe_packed_lora_pack(t, pack, MOE_LORA_B, lora->b, W->n, r, n0, n1, lora->scale,
 				     s.b);
+		t->pack_fwd(m, input, ldlora, NULL, W->k, kp, s.panel, kp, 0);
 		thin_fwd(t, m, kp, lora, &s);
 	}
+	if (!r || drops(lora))
+		t->pack_fwd(m, x, ldx, NULL, W->k, kp, s.panel, kp, 0);
+	ints = moe_int_operand(t, m, W, s.panel, kp, s.ints);
 	for (int64_t n = n0; n < n1; n += MOE_PACK_N) {
 		int64_t index = n / MOE_PACK_N;
 		struct moe_fwd_seg seg[2] = {
@@ -156,6 +178,29 @@ static void pack_b(const struct moe_tiles *t, moe_pack_rows *pack, int64_t n, in
 		       (size_t)moe_packed_stride(rp) * sizeof *b);
 }
 
+/* dx += LoRA's share (s->thin A), masked, a few columns at a time */
+static void add_dropped(const struct moe_tiles *t, int m, int64_t k, const struct moe_lora *lora,
+			const struct linear_scratch *s, float *dx, int64_t lddx)
+{
+	int64_t kp = moe_round_up(k, MOE_PACK_K), rp = moe_round_up(lora->r, t->lora_pad);
+	int64_t step = MOE_MIN(t->bwd_columns(m), MOE_CHUNK);
+
+	for (int64_t j = 0; j < kp; j += step) {
+		int width = (int)MOE_MIN(step, kp - j);
+		struct moe_bwd_seg seg = { s->thin, rp, 0, (int)moe_round_up(lora->r, MOE_PACK_N),
+					   s->a + MOE_PACK_N * j, moe_packed_stride(kp), NULL, NULL };
+
+		t->bwd(m, &seg, 1, width, s->tile, width, MOE_OUT_STORE, s->bwd);
+		for (int i = 0; i < m; i++) {
+			float *row = s->tile + i * width;
+
+			moe_drop(lora->drop, (enum moe_dropped)0, lora->token + i, j, MOE_MIN(width, k - j), row);
+			for (int64_t l = 0; l < width && j + l < k; l++)
+				dx[i * lddx + j + l] += row[l];
+		}
+	}
+}
+
 void moe_packed_linear_bwd(const struct moe_tiles *t, moe_pack_rows *pack, int m,
 			   const struct moe_weight *W, const float *dy, int64_t lddy,
 			   const struct moe_lora *lora, float *dx, int64_t lddx, bool accumulate,
@@ -165,6 +210,7 @@ void moe_packed_linear_bwd(const struct moe_tiles *t, moe_pack_rows *pack, int m
 	int r = lora ? lora->r : 0, step = moe_is_coded(W) ? moe_coded_columns(np) : t->bwd_columns(m);
 	int64_t rp = moe_round_up(r, t->lora_pad);
 	struct moe_carver c = { .base = scratch };
+	bool fused = r && !drops(lora);
 	struct linear_scratch s;
 
 	if (exact(W)) {
@@ -197,7 +243,7 @@ void moe_packed_linear_bwd(const struct moe_tiles *t, moe_pack_rows *pack, int m
 		moe_backward_slice(t, m, W, 0, np, k, width, s.weight, &slice, &seg[0]);
 		if (k + step >= kp)
 			seg[0].after = seg[0].w;
-		t->bwd(m, seg, r ? 2 : 1, width, whole ? dx + k : s.tile, whole ? lddx : width, out,
+		t->bwd(m, seg, fused ? 2 : 1, width, whole ? dx + k : s.tile, whole ? lddx : width, out,
 		       s.bwd);
 		for (int i = 0; !whole && i < m; i++)
 			for (int64_t j = 0; j < inside; j++) {
@@ -206,6 +252,8 @@ void moe_packed_linear_bwd(const struct moe_tiles *t, moe_pack_rows *pack, int m
 				*to = accumulate ? *to + v : v;
 			}
 	}
+	if (drops(lora))
+		add_dropped(t, m, W->k, lora, &s, dx, lddx);
 }
 
 void moe_packed_linear_lora_grad(const struct moe_tiles *t, moe_pack_rows *pack, int m, int64_t n,
@@ -222,6 +270,7 @@ void moe_packed_linear_lora_grad(const struct moe_tiles *t, moe_pack_rows *pack,
 	if (m <= 0 || !r)
 		return;
 	s = carve(t, &c, m, n, k, r);
+	x = lora_input(m, k, x, &ldx, lora, &s);
 	moe_packed_lora_pack(t, pack, MOE_LORA_A, lora->a, r, k, 0, r, 1, s.a);
 	pack_b(t, pack, n, np, lora, s.b);
 	t->pack_bwd(m, dy, lddy, NULL, n, np, s.panel, np, 0);

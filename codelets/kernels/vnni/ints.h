@@ -126,43 +126,53 @@ INLINE void int_fetch(const int rows, const enum moe_int_kind kind, const char *
 		_mm_prefetch(p, _MM_HINT_T0);
 }
 
+/* A block's sum of row i, both planes and sets */
+INLINE __m512 int_sum(const int rows, const int planes, const bool two,
+		      __m512i a[2][MOE_INT_ROWS], const int i)
+{
+	__m512i s = a[0][i];
+
+	if (two)
+		s = _mm512_add_epi32(s, a[1][i]);
+	if (planes == 2) {
+		s = _mm512_add_epi32(_mm512_slli_epi32(s, 7), a[0][rows + i]);
+		if (two)
+			s = _mm512_add_epi32(s, a[1][rows + i]);
+	}
+	return _mm512_cvtepi32_ps(s);
+}
+
 /* The last sums of a block, in f32: f += scale x (sums - zero x sum of q) [x weights' scales] */
 INLINE void int_end(const int rows, const int planes, const bool two, __m512i a[2][MOE_INT_ROWS],
 		    const struct int_scale *w, int64_t group, const float *scale, const float *sum,
 		    __m512 f[MOE_INT_ROWS])
 {
-	__m512 e[MOE_INT_ROWS];
+	const __m512 one = _mm512_set1_ps(1);
 
-#pragma GCC unroll 12
-	for (int i = 0; i < rows; i++) {
-		__m512i s = a[0][i];
-
-		if (two)
-			s = _mm512_add_epi32(s, a[1][i]);
-		if (planes == 2) {
-			s = _mm512_add_epi32(_mm512_slli_epi32(s, 7), a[0][rows + i]);
-			if (two)
-				s = _mm512_add_epi32(s, a[1][rows + i]);
-		}
-		e[i] = _mm512_cvtepi32_ps(s);
-	}
+	/* row by row: there are no registers for a second set of sums */
 	if (w->zeros) {
-		__m512 z = int_zeros(w, group);
+		__m512 z = int_zeros(w, group), s = w->late ? one : int_scales(w, group);
 
-#pragma GCC unroll 12
-		for (int i = 0; i < rows; i++)
-			e[i] = _mm512_fnmadd_ps(z, _mm512_set1_ps(sum[i]), e[i]);
-	}
-	if (!w->late) {
+#pragma GCC unroll 10
+		for (int i = 0; i < rows; i++) {
+			__m512 e = _mm512_fnmadd_ps(z, _mm512_set1_ps(sum[i]),
+						    int_sum(rows, planes, two, a, i));
+
+			f[i] = _mm512_fmadd_ps(_mm512_mul_ps(e, s), _mm512_set1_ps(scale[i]), f[i]);
+		}
+	} else if (!w->late) {
 		__m512 s = int_scales(w, group);
 
-#pragma GCC unroll 12
+#pragma GCC unroll 10
 		for (int i = 0; i < rows; i++)
-			e[i] = _mm512_mul_ps(e[i], s);
+			f[i] = _mm512_fmadd_ps(_mm512_mul_ps(int_sum(rows, planes, two, a, i), s),
+					       _mm512_set1_ps(scale[i]), f[i]);
+	} else {
+#pragma GCC unroll 10
+		for (int i = 0; i < rows; i++)
+			f[i] = _mm512_fmadd_ps(int_sum(rows, planes, two, a, i),
+					       _mm512_set1_ps(scale[i]), f[i]);
 	}
-#pragma GCC unroll 12
-	for (int i = 0; i < rows; i++)
-		f[i] = _mm512_fmadd_ps(e[i], _mm512_set1_ps(scale[i]), f[i]);
 }
 
 /* A few rows have too few sums to hide the latency: two sets of them take turns. */
@@ -186,14 +196,14 @@ INLINE void int_rows(const int rows, const int planes, const enum moe_int_kind k
 					      : _mm512_set1_epi8((char)0x80);
 	__m512 f[MOE_INT_ROWS], w;
 
-#pragma GCC unroll 12
+#pragma GCC unroll 10
 	for (int i = 0; i < rows; i++)
 		f[i] = _mm512_setzero_ps();
 	for (; steps > 0; steps -= block) {
 		__m512i a[2][MOE_INT_ROWS];
 		const uint8_t *end = codes + MOE_MIN(block, steps) * step;
 
-#pragma GCC unroll 12
+#pragma GCC unroll 10
 		for (int i = 0; i < v; i++) {
 			a[0][i] = _mm512_set1_epi32(start[i]);
 			a[1][i] = _mm512_setzero_si512();
@@ -205,10 +215,10 @@ INLINE void int_rows(const int rows, const int planes, const enum moe_int_kind k
 			int_fetch(rows, kind, ahead);
 			if (step == 128)
 				int_fetch(rows, kind, ahead + 64);
-#pragma GCC unroll 12
+#pragma GCC unroll 10
 			for (int i = 0; i < v; i++)
 				INT_DOT(a[0][i], b[0], q[i]);
-#pragma GCC unroll 12
+#pragma GCC unroll 10
 			for (int i = 0; i < v; i++)
 				INT_DOT(a[two][i], b[1], q[v + i]);
 			q += 2 * v;
@@ -230,7 +240,7 @@ INLINE void int_rows(const int rows, const int planes, const enum moe_int_kind k
 		}
 	}
 	w = scales.late ? int_scales(&scales, 0) : _mm512_set1_ps(1);
-#pragma GCC unroll 12
+#pragma GCC unroll 10
 	for (int i = 0; i < rows; i++)
 		int_put(t->y + i * t->ldy, _mm512_mul_ps(f[i], w), t->out);
 }
@@ -253,21 +263,18 @@ typedef void (*int_fn)(const struct int_tile *t);
 	INT_TILE(kind, 1, 8)                                                                       \
 	INT_TILE(kind, 1, 9)                                                                       \
 	INT_TILE(kind, 1, 10)                                                                      \
-	INT_TILE(kind, 1, 11)                                                                      \
-	INT_TILE(kind, 1, 12)                                                                      \
 	INT_TILE(kind, 2, 1)                                                                       \
 	INT_TILE(kind, 2, 2)                                                                       \
 	INT_TILE(kind, 2, 3)                                                                       \
 	INT_TILE(kind, 2, 4)                                                                       \
-	INT_TILE(kind, 2, 5)                                                                       \
-	INT_TILE(kind, 2, 6)
+	INT_TILE(kind, 2, 5)
 #define INT_NAMES(kind)                                                                            \
 	{                                                                                          \
 		{ NULL, int_##kind##_1_1, int_##kind##_1_2, int_##kind##_1_3, int_##kind##_1_4,    \
 		  int_##kind##_1_5, int_##kind##_1_6, int_##kind##_1_7, int_##kind##_1_8,          \
-		  int_##kind##_1_9, int_##kind##_1_10, int_##kind##_1_11, int_##kind##_1_12 },     \
+		  int_##kind##_1_9, int_##kind##_1_10 },                                           \
 			{ NULL, int_##kind##_2_1, int_##kind##_2_2, int_##kind##_2_3,              \
-			  int_##kind##_2_4, int_##kind##_2_5, int_##kind##_2_6 }                   \
+			  int_##kind##_2_4, int_##kind##_2_5 }                                     \
 	}
 
 INT_TILES(BYTES)
@@ -300,7 +307,7 @@ static void int_forward(const struct moe_int_rows *x, const struct moe_coded_pan
 				      out };
 
 		if (i == 0 && (next || rows <= INT_FEW)) {
-			t.ahead = rows <= INT_FEW ? (const char *)p->scale + INT_AHEAD : next - head;
+			t.ahead = rows <= INT_FEW ? (const char *)p->scale + INT_AHEAD : next;
 			t.extra = (int)(head / 64);
 		}
 		int_tiles[x->codes.kind][x->planes - 1][rows](&t);

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory plan: the peak of a run is what was planned; a limit chooses what fits or refuses, before anything is loaded."""
+
+import array
+import json
+import os
+import random
+import re
+import struct
+import unittest
+
+from support import Case, documents, save_tokens
+
+SIZES = {"hidden": 640, "layers": 4, "experts": 8, "intermediate": 640, "vocab": 8192}
+CONFIG = {
+    "model_type": "qwen3_moe", "hidden_size": SIZES["hidden"], "num_attention_heads": 10, "num_key_value_heads": 5,
+    "head_dim": 64, "num_hidden_layers": SIZES["layers"], "rms_norm_eps": 1e-5, "hidden_act": "silu",
+    "max_position_embeddings": 4096, "rope_theta": 10000.0, "vocab_size": SIZES["vocab"], "intermediate_size": 640,
+    "moe_intermediate_size": SIZES["intermediate"], "num_experts": SIZES["experts"], "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def tensors():
+    """Names and shapes."""
+    H, I, V = SIZES["hidden"], SIZES["intermediate"], SIZES["vocab"]
+    yield "model.embed_tokens.weight", [V, H]
+    yield "lm_head.weight", [V, H]
+    yield "model.norm.weight", [H]
+    for layer in range(SIZES["layers"]):
+        at = f"model.layers.{layer}."
+        yield at + "input_layernorm.weight", [H]
+        yield at + "post_attention_layernorm.weight", [H]
+        for name, shape in (("q_proj", [640, H]), ("k_proj", [320, H]), ("v_proj", [320, H]), ("o_proj", [H, 640])):
+            yield at + f"self_attn.{name}.weight", shape
+        yield at + "self_attn.q_norm.weight", [64]
+        yield at + "self_attn.k_norm.weight", [64]
+        yield at + "mlp.gate.weight", [SIZES["experts"], H]
+        for expert in range(SIZES["experts"]):
+            for name, shape in (("gate_proj", [I, H]), ("up_proj", [I, H]), ("down_proj", [H, I])):
+                yield at + f"mlp.experts.{expert}.{name}.weight", shape
+
+
+def write_model(folder):
+    """Random BF16: norms 1, the rest about 0.03, out of one block of values."""
+    os.makedirs(folder)
+    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+        json.dump(CONFIG, file)
+    source = random.Random(1)
+    block = array.array("H", (0x3CC0 | source.randrange(2) << 15 | source.randrange(0x80) for _ in range(65536))).tobytes()
+    header, at, parts = {}, 0, []
+    for name, shape in tensors():
+        count = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        if len(shape) == 1:
+            data = struct.pack("<H", 0x3F80) * count
+        else:
+            data = (block * (2 * count // len(block) + 1))[2 * at % 1000 : 2 * at % 1000 + 2 * count]
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+        parts.append(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(os.path.join(folder, "model.safetensors"), "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.writelines(parts)
+
+
+class Memory(Case):
+    def setUp(self):
+        super().setUp()
+        self.model_folder = self.path("large")
+        write_model(self.model_folder)
+        self.data = self.path("long.safetensors")
+        save_tokens(self.data, documents(48, 256, SIZES["vocab"]), tokenizer_vocab_size=str(SIZES["vocab"]), cutoff_len="256")
+
+    def arguments(self, *more):
+        return ["train", "--model", self.model_folder, "--data", self.data, "--output-dir", self.out, "--overwrite",
+                "--threads", 2, "--quiet", "--max-steps", 4, *more]  # fmt: skip
+
+    def values(self, *more):
+        return json.loads(self.good(*self.arguments(*more, "--json")).stdout)
+
+    def test_peak_is_what_was_planned(self):
+        """Six configurations, within 5 %."""
+        plain = ["--batch-tokens", 1024]
+        for flags in (
+            [*plain],
+            [*plain, "--recompute", "always"],
+            [*plain, "--lora-rank", 48],
+            [*plain, "--weights", "int8"],
+            ["--batch-tokens", 2048, "--recompute", "always"],
+            [*plain, "--lora-target", "q_proj", "v_proj", "--gradient-accumulation-steps", 2],
+        ):
+            with self.subTest(flags=" ".join(map(str, flags))):
+                values = self.values(*flags)
+                planned, peak = values["planned_gib"], values["peak_gib"]
+                print(f"  planned {planned:.3f} GiB, peak {peak:.3f}, {100 * (peak / planned - 1):+.1f} %: {flags}")
+                self.assertAlmostEqual(peak / planned, 1, delta=0.05)
+
+    def test_a_limit_chooses(self):
+        """Two micro-batches in flight before one, then layers that recompute; the same losses, and the limit is kept."""
+        flags = ["--batch-tokens", 1024, "--backward-weights", "direct"]
+        wide = self.values(*flags)
+        always = self.values(*flags, "--recompute", "always")
+        self.assertEqual((wide["micro_batches_in_flight"], wide["recomputed_layers"]), (2, 0))
+        found = set()
+        for part in (0.95, 0.8, 0.65, 0.5, 0.35):
+            limit = int(part * wide["planned_gib"] * 2**30)
+            result = self.run_tool(*self.arguments(*flags, "--json", "--memory-limit", limit))
+            if result.returncode:
+                self.assertEqual(result.returncode, 3)
+                self.assertRegex(result.stderr, r"needs [\d.]+ GiB at least: weights [\d.]+, .* are allowed\. .+ need less")
+                found.add("refused")
+                break
+            values = json.loads(result.stdout)
+            self.assertLessEqual(values["planned_gib"] * 2**30, limit)
+            self.assertLessEqual(values["peak_gib"] * 2**30, 1.05 * limit)
+            self.assertEqual(values["last_loss"], wide["last_loss"])
+            found.add((values["micro_batches_in_flight"], values["recomputed_layers"] > 0))
+        self.assertIn((1, False), found)
+        self.assertIn((1, True), found)
+        self.assertIn("refused", found)
+        self.assertEqual(always["last_loss"], wide["last_loss"])
+
+    def test_estimate_shows_the_same_choice(self):
+        flags = ["--batch-tokens", 1024, "--cutoff-len", 256, "--threads", 2, "--backward-weights", "direct"]
+        wide = json.loads(self.good("estimate", "--model", self.model_folder, *flags, "--json", "--memory-limit", "100GB").stdout)
+        for part in (0.8, 0.6):
+            limit = int(part * wide["total"])
+            text = self.run_tool("estimate", "--model", self.model_folder, *flags, "--memory-limit", limit).stdout
+            values = json.loads(
+                self.run_tool("estimate", "--model", self.model_folder, *flags, "--memory-limit", limit, "--json").stdout
+            )
+            chosen = re.search(r"(\d) micro-batch(?:es)? in flight, activations of (\d) of 4 layers", text)
+            self.assertEqual([int(chosen[1]), int(chosen[2])], [values["slots"], values["recomputed_layers"]])
+            self.assertLess(values["total"], wide["total"])
+
+    def test_refused_before_anything_is_made(self):
+        line = self.bad(3, *self.arguments("--memory-limit", "50MB"))
+        self.assertIn("GiB are allowed", line)
+        self.assertFalse(os.path.exists(self.out))
+
+
+if __name__ == "__main__":
+    unittest.main()
