@@ -48,10 +48,10 @@ static struct moe_trainee trainee_of(struct moe_model *m)
 	return t;
 }
 
-/* Counters of the rows that each expert saw, from the lowest trained layer up; zeroed. */
+/* Counters of the rows that each expert saw; zeroed. */
 static enum moe_status reset_counters(struct moe_model *m)
 {
-	for (int i = m->tensors.lowest; i < m->decoder.n_layers; i++) {
+	for (int i = 0; i < m->decoder.n_layers; i++) {
 		struct moe_experts *e = m->decoder.layers[i].experts;
 
 		if (!e)
@@ -104,7 +104,7 @@ enum moe_status moe_train_expert_tokens(struct moe_model *m, int layer, int64_t 
 		return moe_fail(MOE_ERR_ARG, "expert tokens: layer %d", layer);
 	e = m->decoder.layers[layer].experts;
 	if (!e || !e->tokens_seen)
-		return moe_fail(MOE_ERR_ARG, "layer %d has no experts, or lies below the lowest trained layer", layer);
+		return moe_fail(MOE_ERR_ARG, "layer %d has no experts", layer);
 	if (n != e->E)
 		return moe_fail(MOE_ERR_ARG, "layer %d has %d experts, not %d", layer, e->E, n);
 	memcpy(counts, e->tokens_seen, (size_t)n * sizeof *counts);

@@ -145,8 +145,6 @@ struct moe_head_args {
 struct moe_loss_result {
 	double sum; /* of -log p over the trained tokens */
 	int64_t n;
-	double aux, z;	 /* load-balancing and z-loss, means over the layers, without coefficients */
-	int64_t *load;	 /* [n_plans][E] of the caller or NULL: slots that went to each expert */
 	double *doc_sum; /* [n_docs] of the caller, or NULL */
 	int64_t *doc_n;	 /* [n_docs] or NULL */
 };
@@ -154,8 +152,6 @@ struct moe_loss_result {
 struct moe_loss_args {
 	struct moe_batch batch;
 	const double *row_loss;
-	const struct moe_plan *const *plans; /* [n_plans] of the trained MoE layers */
-	int n_plans, n_experts;
 	struct moe_loss_result *out;
 };
 

@@ -32,8 +32,8 @@ static double cost_us(const void *args)
 {
 	const struct moe_head_args *a = args;
 
-	return moe_task_us() + moe_cycles_us((MOE_CYCLES_EXP + MOE_CYCLES_SCATTERED) * (a->r1 - a->r0) *
-					     a->decoder->head.n_chunks);
+	return moe_task_us() + moe_cycles_us((MOE_CYCLES_EXP + MOE_CYCLES_SCATTERED) *
+					     (a->r1 - a->r0) * a->decoder->head.n_chunks);
 }
 
 MOE_CODELET(loss, run, cost_us);
@@ -55,32 +55,16 @@ static void sum_documents(const struct moe_loss_args *a)
 	}
 }
 
-static void count_loads(const struct moe_loss_args *a)
-{
-	for (int i = 0; i < a->n_plans; i++)
-		for (int e = 0; e < a->n_experts; e++)
-			a->out->load[(int64_t)i * a->n_experts + e] =
-				a->plans[i]->offset[e + 1] - a->plans[i]->offset[e];
-}
-
 static void run_total(const void *args, struct moe_worker *worker)
 {
 	const struct moe_loss_args *a = args;
-	double sum = 0, aux = 0, z = 0;
+	double sum = 0;
 
 	worker->rows = a->batch.n_rows;
 	for (int i = 0; i < a->batch.n_rows; i++)
 		sum += a->row_loss[i];
-	for (int i = 0; i < a->n_plans; i++) {
-		aux += a->plans[i]->aux_loss / a->n_plans;
-		z += a->plans[i]->z_loss / a->n_plans;
-	}
 	a->out->sum = sum;
 	a->out->n = a->batch.n_rows;
-	a->out->aux = aux;
-	a->out->z = z;
-	if (a->out->load)
-		count_loads(a);
 	if (a->out->doc_sum && a->batch.doc_first)
 		sum_documents(a);
 }

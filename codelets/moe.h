@@ -100,6 +100,12 @@ struct moe_experts {
 	float aux_coef, z_coef; /* of the load-balancing and the z-loss */
 };
 
+/* What a pass's plan says about a layer: filled in by its plan task, memory of the caller. */
+struct moe_router_result {
+	double aux, z;	/* load-balancing and z-loss, without coefficients */
+	int64_t *load;	/* [E] slots of each expert, or NULL */
+};
+
 /* Where each row goes. Final once the plan task has run. */
 struct moe_plan {
 	int T;

@@ -21,6 +21,15 @@ static double z_loss(const struct moe_plan *plan)
 	return sum / MOE_MAX(plan->T, 1);
 }
 
+/* The plan itself is of the next pass as soon as this one has used it. */
+static void report(const struct moe_plan *plan, int E, struct moe_router_result *out)
+{
+	out->aux = plan->aux_loss;
+	out->z = plan->z_loss;
+	for (int e = 0; out->load && e < E; e++)
+		out->load[e] = plan->offset[e + 1] - plan->offset[e];
+}
+
 static void run(const void *args, struct moe_worker *worker)
 {
 	const struct moe_token_args *a = args;
@@ -56,6 +65,8 @@ static void run(const void *args, struct moe_worker *worker)
 	if (l->router && l->router->probs)
 		plan->aux_loss = aux_loss(l, plan, worker->scratch);
 	plan->z_loss = l->router && l->z_coef != 0 ? z_loss(plan) : 0;
+	if (a->result)
+		report(plan, l->E, a->result);
 }
 
 static double cost_us(const void *args)

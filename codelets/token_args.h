@@ -29,6 +29,7 @@ struct moe_token_args {
 	const float *residual, *shared; /* [T, H] added by combine; or NULL */
 	float *out;		/* [T, H] */
 	struct moe_norm_bwd norm;
+	struct moe_router_result *result; /* plan: NULL where nobody asks */
 	double share;		/* route_bwd: this micro-batch's share of the step's tokens */
 };
 

@@ -103,11 +103,6 @@ struct moe_decoder_slot {
 	float *final_part; /* [row blocks, H] parts of final_norm's gradient, or NULL */
 	struct moe_tensor *
 		*at_projections; /* [blocks], not owned: one of each block while submitting */
-	int n_aux;		 /* MoE layers from the lowest trained one up */
-	int n_experts;		 /* of each of them */
-	const struct moe_plan **aux_plans;
-	struct moe_tensor **aux; /* their plans' tensors, not owned */
-	struct moe_join aux_all;
 };
 
 /* lowest is found from what has gradients. */
@@ -135,6 +130,7 @@ struct moe_decoder_pass {
 	struct moe_decoder_tensors *tensors;
 	struct moe_decoder_slot *slot;
 	struct moe_batch batch; /* 1 <= T <= T_max */
+	struct moe_router_result *router; /* [n_layers] of the caller, filled in by tasks, or NULL */
 	struct moe_drop_pass drop; /* seed: of the training; on: the decoder's dropout masks what LoRA sees */
 	double share;		/* its share of the step's tokens, for the router's losses; 0: all */
 };

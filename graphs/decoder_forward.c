@@ -68,6 +68,7 @@ struct moe_moe_pass moe_decoder_moe_pass(struct moe_decoder_pass *p, int layer)
 		.drop = moe_decoder_drop(p, layer),
 		.again = moe_decoder_recomputes(s, layer) ? s->layer[layer].kept : NULL,
 		.share = p->share,
+		.result = p->router ? &p->router[layer] : NULL,
 	};
 
 	moe_pass_set_copies(&pass, &p->tensors->ring, experts_index(p->decoder, layer));

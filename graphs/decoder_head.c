@@ -201,17 +201,11 @@ static enum moe_status submit_total(const struct moe_context *c, struct moe_deco
 	struct moe_tensor *losses[MOE_HEAD_RING];
 	struct moe_loss_args a = { .batch = p->batch,
 				   .row_loss = s->row_loss,
-				   .plans = s->aux_plans,
-				   .n_plans = s->n_aux,
-				   .n_experts = s->n_experts,
 				   .out = out };
 
 	for (int i = 0; i < MOE_HEAD_RING; i++)
 		losses[i] = s->head[i].loss;
-	if (s->n_aux)
-		MOE_TRY(moe_join_submit(c, &s->aux_all, s->aux, s->n_aux, NULL));
-	return moe_task_loss_total(c, &a, (struct moe_tensor_list){ losses, MOE_HEAD_RING },
-				   s->n_aux ? s->aux_all.out : NULL);
+	return moe_task_loss_total(c, &a, (struct moe_tensor_list){ losses, MOE_HEAD_RING });
 }
 
 enum moe_status moe_graph_decoder_loss(const struct moe_context *c, struct moe_decoder_pass *p,

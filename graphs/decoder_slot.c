@@ -253,11 +253,6 @@ static void bind_states(struct moe_decoder_slot *s)
 			s->moe[i].x16 = s->again_x16[i & 1];
 		moe_experts_state_bind(i < s->lowest ? &s->frozen_moe : &s->moe[i], l,
 				       &s->moe_scratch, i & 1, s->T_max);
-		if (i < s->lowest)
-			continue;
-		s->n_experts = l->E;
-		s->aux_plans[s->n_aux] = &s->moe[i].plan;
-		s->aux[s->n_aux++] = s->plan[i];
 	}
 }
 
@@ -352,7 +347,6 @@ static void make(struct maker *m, struct moe_decoder_slot *s, const struct moe_c
 	if (s->backward)
 		make_backward(m, s);
 	make_head(m, s);
-	join(m, "aux", s->decoder->n_layers, &s->aux_all);
 }
 
 /* What follows from the decoder's shape. */
@@ -391,10 +385,8 @@ enum moe_status moe_decoder_slot_create(struct moe_engine *e, const struct moe_d
 	s->moe = moe_calloc(L, sizeof *s->moe);
 	s->plan = moe_calloc(L, sizeof(struct moe_tensor *));
 	s->ffn = moe_calloc(L, sizeof *s->ffn);
-	s->aux_plans = moe_calloc(L, sizeof(struct moe_plan *));
-	s->aux = moe_calloc(L, sizeof(struct moe_tensor *));
 	s->at_projections = moe_calloc((size_t)s->blocks, sizeof(struct moe_tensor *));
-	if (!s->layer || !s->moe || !s->plan || !s->ffn || !s->aux_plans || !s->aux ||
+	if (!s->layer || !s->moe || !s->plan || !s->ffn ||
 	    !s->at_projections)
 		m.st = moe_fail(MOE_ERR_NOMEM, "no memory for a slot");
 	else
@@ -599,14 +591,11 @@ void moe_decoder_slot_destroy(struct moe_decoder_slot *s)
 		free_head(s, &s->head[i]);
 	moe_memory_free(s->engine, s->row_loss);
 	moe_memory_free(s->engine, s->final_part);
-	moe_join_destroy(&s->aux_all);
 	moe_join_destroy(&s->final_all);
 	moe_free(s->layer);
 	moe_free(s->moe);
 	moe_free(s->plan);
 	moe_free(s->ffn);
-	moe_free(s->aux_plans);
-	moe_free(s->aux);
 	moe_free(s->at_projections);
 	memset(s, 0, sizeof *s);
 }

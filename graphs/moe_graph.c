@@ -19,6 +19,7 @@ static struct moe_token_args token_args(const struct moe_moe_pass *p, int block,
 		.drop = p->drop,
 		.t0 = moe_block_begin(block),
 		.t1 = moe_block_end(block, T),
+		.result = p->result,
 		.share = p->share > 0 ? p->share : 1,
 	};
 }

@@ -60,6 +60,7 @@ struct moe_moe_pass {
 	const struct moe_transposed *copy;
 	struct moe_tensor **copies; /* [P G] an entry of a ring, which is filled first; NULL: resident */
 	int copy_layers;	    /* entries of the ring */
+	struct moe_router_result *result; /* or NULL */
 	double share;		    /* of the step's tokens: weighs the router's losses; 0: all */
 	bool copies_ready;	    /* the entry holds this layer's copies already */
 };

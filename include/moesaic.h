@@ -855,7 +855,7 @@ struct moe_train_event {
 	int64_t tokens, trained_tokens; /* of the step */
 	int64_t skipped; /* steps of the run without an update, up to this one */
 	double tokens_per_s, rss_gib, eta_s, idle_share;
-	/* of this step, per MoE layer from the lowest trained one up; valid during the call */
+	/* of this step, per MoE layer; valid during the call */
 	int moe_layers;
 	const double *expert_load;	/* tokens of the busiest expert over the mean */
 	const int32_t *unused_experts;	/* experts without a token */
@@ -886,7 +886,7 @@ MOE_API enum moe_status moe_train_check(const struct moe_trainer_params *params)
 MOE_API enum moe_status moe_train(struct moe_model *model, const struct moe_trainer_params *params,
 				  moe_train_fn fn, void *user, struct moe_train_result *result);
 /* Tokens that each expert of a layer saw in the last moe_train, with what it resumed from; counts [E]. MOE_ERR_ARG:
- * no MoE layer, or one below the lowest trained layer. */
+ * no MoE layer. */
 MOE_API enum moe_status moe_train_expert_tokens(struct moe_model *model, int layer, int64_t *counts,
 						int n);
 

@@ -156,12 +156,11 @@ enum moe_status moe_task_loss(const struct moe_context *c, const struct moe_head
 }
 
 enum moe_status moe_task_loss_total(const struct moe_context *c, const struct moe_loss_args *a,
-				    struct moe_tensor_list losses, struct moe_tensor *plans)
+				    struct moe_tensor_list losses)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	add_list(&l, losses, MOE_R);
-	moe_access_add(&l, plans, MOE_R);
 	return moe_task_submit(c, MOE_KIND_loss, &moe_cl_loss_total, a, sizeof *a, &l,
 			       (struct moe_where){ -1, -1, -1 }, c->priority + 2);
 }

@@ -44,7 +44,7 @@ enum moe_status moe_task_logits(const struct moe_context *c, const struct moe_he
 enum moe_status moe_task_loss(const struct moe_context *c, const struct moe_head_args *a, int block,
 			      struct moe_tensor_list chunks, struct moe_tensor *out);
 enum moe_status moe_task_loss_total(const struct moe_context *c, const struct moe_loss_args *a,
-				    struct moe_tensor_list losses, struct moe_tensor *plans);
+				    struct moe_tensor_list losses);
 enum moe_status moe_task_logits_bwd(const struct moe_context *c, const struct moe_head_args *a,
 				    int block, struct moe_tensor *loss, struct moe_tensor *chunk);
 /* out: the token blocks that hold the rows, added to; without rows: blocks to clear */

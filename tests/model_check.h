@@ -118,6 +118,7 @@ struct run {
 	float max_norm;
 	int64_t step;
 	struct moe_loss_result loss[4];
+	struct moe_router_result router[4][8]; /* of the first layers */
 	struct moe_grad_norm norm;
 	struct moe_drop_pass drop; /* on and seed */
 };
@@ -151,6 +152,8 @@ static inline enum moe_status submit(struct run *r, struct moe_ticket *ticket, b
 			moe_model_pass(r->m, i % r->m->n_slots, &r->batch[i].batch);
 
 		c.micro = i;
+		if (r->m->decoder.n_layers <= 8)
+			pass.router = r->router[i];
 		pass.drop = r->drop;
 		pass.drop.step = r->step + 1;
 		for (int j = 0; j < i; j++)

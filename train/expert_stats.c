@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/expert_stats.h"
 
-enum moe_status moe_expert_stats_create(const struct moe_decoder *d, int lowest,
-					struct moe_expert_stats *s)
+enum moe_status moe_expert_stats_create(const struct moe_decoder *d, struct moe_expert_stats *s)
 {
 	size_t n;
 
@@ -10,7 +9,7 @@ enum moe_status moe_expert_stats_create(const struct moe_decoder *d, int lowest,
 	s->layer = moe_calloc((size_t)d->n_layers, sizeof *s->layer);
 	if (!s->layer)
 		goto fail;
-	for (int l = lowest; l < d->n_layers; l++)
+	for (int l = 0; l < d->n_layers; l++)
 		if (d->layers[l].experts) {
 			s->layer[s->n_layers++] = l;
 			s->n_experts = d->layers[l].experts->E;
@@ -40,6 +39,15 @@ void moe_expert_stats_free(struct moe_expert_stats *s)
 int64_t moe_expert_stats_size(const struct moe_expert_stats *s)
 {
 	return (int64_t)s->n_layers * s->n_experts;
+}
+
+void moe_expert_stats_bind(const struct moe_expert_stats *s, int64_t *loads,
+			   struct moe_router_result *results, int layers, int m)
+{
+	for (int l = 0; l < s->n_layers; l++)
+		results[m * layers + s->layer[l]] =
+			(struct moe_router_result){ .load = loads + m * moe_expert_stats_size(s) +
+							    (int64_t)l * s->n_experts };
 }
 
 void moe_expert_stats_add(struct moe_expert_stats *s, const int64_t *loads, int n)

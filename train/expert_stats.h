@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where the tokens went: load of the experts of each MoE layer, from the lowest trained one up. */
+/* Where the tokens went: load of the experts of each MoE layer. */
 #ifndef MOE_TRAIN_EXPERT_STATS_H
 #define MOE_TRAIN_EXPERT_STATS_H
 
@@ -15,9 +15,12 @@ struct moe_expert_stats {
 };
 
 /* A decoder without MoE layers has n_layers 0. */
-enum moe_status moe_expert_stats_create(const struct moe_decoder *d, int lowest,
-					struct moe_expert_stats *s);
+enum moe_status moe_expert_stats_create(const struct moe_decoder *d, struct moe_expert_stats *s);
 void moe_expert_stats_free(struct moe_expert_stats *s);
+/* Where micro-batch m of a step reports: loads as below, results [micro-batches][layers of the
+ * decoder]. */
+void moe_expert_stats_bind(const struct moe_expert_stats *s, int64_t *loads,
+			   struct moe_router_result *results, int layers, int m);
 /* Elements of one micro-batch's loads. */
 int64_t moe_expert_stats_size(const struct moe_expert_stats *s);
 /* Adds a step of n micro-batches [n][n_layers][n_experts]; fills load and unused. */

@@ -58,7 +58,8 @@ static size_t layer_arrays(const struct moe_decoder_layer *layer, int l,
 		n++;
 	}
 	if (e && e->router_lora)
-		n += pair(&e->router_lora->a, &e->router_lora->b, l, "router", out ? out + n : NULL);
+		n += pair(&e->router_lora->a, &e->router_lora->b, l, "router",
+			  out ? out + n : NULL);
 	if (e && e->router_param.m) {
 		if (out) {
 			out[n] = (struct moe_train_array){ .param = &e->router_param,
@@ -283,7 +284,8 @@ static enum moe_status load_array(const struct moe_state *s, const struct moe_tr
 		snprintf(name, sizeof name, "%s.%s", a->name, saved[f].name);
 		if (!moe_safetensors_find(moe_state_arrays(s), name)) {
 			st = moe_fail(MOE_ERR_ARG,
-				      "the checkpoint has no %s: it was made with another method, masters or targets",
+				      "the checkpoint has no %s: it was made with another method, "
+				      "masters or targets",
 				      name);
 			break;
 		}

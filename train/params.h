@@ -10,10 +10,10 @@
 #include "graphs/moe_state.h"
 
 struct moe_train_array {
-	char name[96];		     /* layers.3.experts.gate_lora_a, layers.3.q_proj.lora_b */
+	char name[96];			 /* layers.3.experts.gate_lora_a, layers.3.q_proj.lora_b */
 	const struct moe_trained *whole; /* a dense weight that is trained itself, or NULL */
 	struct moe_experts *experts;	 /* or NULL */
-	bool base;			 /* of experts: matrix of their weights, not array of their LoRA */
+	bool base; /* of experts: matrix of their weights, not array of their LoRA */
 	enum moe_expert_matrix matrix;
 	enum moe_lora_array array;
 	struct moe_param *param; /* of a dense layer, or NULL */
@@ -22,10 +22,13 @@ struct moe_train_array {
 };
 
 /* Of params_whole.c: out NULL only counts. */
-size_t moe_train_whole_layer(const struct moe_decoder_layer *layer, int l, struct moe_train_array *out);
+size_t moe_train_whole_layer(const struct moe_decoder_layer *layer, int l,
+			     struct moe_train_array *out);
 size_t moe_train_whole_ends(const struct moe_decoder *d, struct moe_train_array *out);
-void moe_train_whole_get(const struct moe_train_array *a, enum moe_param_field f, int piece, float *dst);
-void moe_train_whole_set(const struct moe_train_array *a, enum moe_param_field f, int piece, const float *src);
+void moe_train_whole_get(const struct moe_train_array *a, enum moe_param_field f, int piece,
+			 float *dst);
+void moe_train_whole_set(const struct moe_train_array *a, enum moe_param_field f, int piece,
+			 const float *src);
 /* *out [*n] is the caller's (moe_free). */
 enum moe_status moe_train_arrays(const struct moe_decoder *d, struct moe_train_array **out,
 				 size_t *n);

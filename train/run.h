@@ -19,9 +19,10 @@
 struct moe_step {
 	int64_t number;
 	struct moe_ticket *ticket;
-	struct moe_batch_buffer *micro; /* [accumulation] */
-	struct moe_loss_result *loss;	/* [accumulation] */
-	int64_t *load;			/* [accumulation][MoE layers trained][E] */
+	struct moe_batch_buffer *micro;	  /* [accumulation] */
+	struct moe_loss_result *loss;	  /* [accumulation] */
+	int64_t *load;			  /* [accumulation][MoE layers][E] */
+	struct moe_router_result *router; /* [accumulation][layers of the decoder] */
 	int n_micro;
 	struct moe_grad_norm norm;
 	int64_t tokens, trained;

@@ -23,7 +23,8 @@ struct moe_trainee {
 	void *user;
 	/* slots for T tokens; may replace slot, n_slots, T_max. Nothing is outstanding. */
 	enum moe_status (*reserve)(struct moe_trainee *t, int T, int slots);
-	/* adapter files into an existing directory; into the output directory also weights that are trained themselves */
+	/* adapter files into an existing directory; into the output directory also weights that are
+	 * trained themselves */
 	enum moe_status (*save_adapter)(void *user, const char *dir);
 };
 

@@ -203,7 +203,9 @@ static enum moe_status create_steps(struct moe_run *r)
 		s->load = moe_calloc((size_t)(r->order.accumulation *
 					      MOE_MAX(moe_expert_stats_size(&r->experts), 1)),
 				     sizeof *s->load);
-		if (!s->micro || !s->loss || !s->load)
+		s->router = moe_calloc((size_t)(r->order.accumulation * r->t->decoder->n_layers),
+				       sizeof *s->router);
+		if (!s->micro || !s->loss || !s->load || !s->router)
 			return moe_fail(MOE_ERR_NOMEM, "no memory for a step");
 		MOE_TRY(moe_ticket_create(r->t->engine, &s->ticket));
 	}
@@ -216,7 +218,7 @@ enum moe_status moe_run_set_up(struct moe_run *r)
 	MOE_TRY(open_data(r));
 	MOE_TRY(check_output(r));
 	MOE_TRY(reserve(r));
-	MOE_TRY(moe_expert_stats_create(r->t->decoder, r->t->tensors->lowest, &r->experts));
+	MOE_TRY(moe_expert_stats_create(r->t->decoder, &r->experts));
 	MOE_TRY(create_steps(r));
 	MOE_TRY(resume(r));
 	return moe_train_log_open(r->p->output_dir, r->progress.step, &r->log);
@@ -235,6 +237,7 @@ void moe_run_tear_down(struct moe_run *r)
 		moe_free(s->micro);
 		moe_free(s->loss);
 		moe_free(s->load);
+		moe_free(s->router);
 	}
 	moe_expert_stats_free(&r->experts);
 	moe_epoch_free(&r->epoch);

@@ -52,8 +52,8 @@ enum moe_status moe_run_build_step(struct moe_run *r, struct moe_step *s, int64_
 					&s->micro[m]));
 		s->tokens += s->micro[m].batch.T;
 		s->trained += s->micro[m].batch.n_rows;
-		s->loss[m] = (struct moe_loss_result){ .load = s->load + m * moe_expert_stats_size(
-										     &r->experts) };
+		s->loss[m] = (struct moe_loss_result){ 0 };
+		moe_expert_stats_bind(&r->experts, s->load, s->router, r->t->decoder->n_layers, m);
 	}
 	s->epoch = (double)number / (double)r->steps_per_epoch;
 	s->lr = r->learning_rate * moe_schedule_factor(&r->schedule, number);
@@ -75,6 +75,7 @@ static enum moe_status submit_micro(struct moe_run *r, struct moe_step *s, int m
 		.tensors = t->tensors,
 		.slot = slot,
 		.batch = s->micro[m].batch,
+		.router = s->router + m * t->decoder->n_layers,
 		.share = (double)s->micro[m].batch.T / (double)s->tokens,
 		.drop = { .on = true, .seed = r->order.seed, .step = s->number },
 	};
@@ -147,14 +148,22 @@ enum moe_status moe_run_submit_step(struct moe_run *r, struct moe_step *s)
 }
 
 /* Means over the step: the loss by trained tokens, the router's losses by all. */
-static void fill_losses(const struct moe_step *s, struct moe_train_event *e)
+static void fill_losses(const struct moe_run *r, const struct moe_step *s,
+			struct moe_train_event *e)
 {
+	const struct moe_expert_stats *x = &r->experts;
+
 	for (int m = 0; m < s->n_micro; m++) {
 		double share = (double)s->micro[m].batch.T / (double)s->tokens;
 
 		e->loss += s->loss[m].sum;
-		e->aux_loss += share * s->loss[m].aux;
-		e->z_loss += share * s->loss[m].z;
+		for (int l = 0; l < x->n_layers; l++) {
+			const struct moe_router_result *router =
+				&s->router[m * r->t->decoder->n_layers + x->layer[l]];
+
+			e->aux_loss += share * router->aux / x->n_layers;
+			e->z_loss += share * router->z / x->n_layers;
+		}
 	}
 	e->loss /= (double)s->trained;
 }
@@ -209,7 +218,7 @@ enum moe_status moe_run_finish_step(struct moe_run *r, struct moe_step *s)
 	MOE_TRY(moe_ticket_wait(s->ticket));
 	moe_recorder_mark(r->t->engine, MOE_TRACE_STEP_END, s->number, s->tokens, s->trained);
 	now = moe_now();
-	fill_losses(s, &e);
+	fill_losses(r, s, &e);
 	good = isfinite(e.loss) && s->norm.finite;
 	fill_idle(r, now - r->clock, &e);
 	e.grad_norm = s->norm.norm;
