@@ -90,7 +90,7 @@ static void test_refused(void)
 	expect_refused(e, &p, MOE_ERR_ARG, "\"mlp\"");
 	p = params_of(&ref);
 	p.memory_limit = 1000;
-	expect_refused(e, &p, MOE_ERR_NOFIT, "max_tokens");
+	expect_refused(e, &p, MOE_ERR_NOFIT, "are allowed. weights int8 or int4, or smaller ranks need less");
 	p = params_of(&ref);
 	p.slots = 99;
 	expect_refused(e, &p, MOE_ERR_ARG, "slots 99");
