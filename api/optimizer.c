@@ -20,10 +20,10 @@ struct moe_optimizer {
 	atomic_flag busy;
 	struct moe_expert_layer **layer; /* [n] */
 	int n;
-	int n_done, n_params;	       /* grad_norm tasks; tensors that the updates write */
+	int n_done, n_params; /* grad_norm tasks; tensors that the updates write */
 	int64_t n_squares;
-	struct moe_tensor **done;      /* [n_done] */
-	struct moe_tensor **params;    /* [n_params] not owned */
+	struct moe_tensor **done;   /* [n_done] */
+	struct moe_tensor **params; /* [n_params] not owned */
 	struct moe_join norms, end;
 	struct moe_tensor *norm_ready;
 	struct flight flight[IN_FLIGHT];
@@ -46,16 +46,19 @@ static enum moe_status take_layers(struct moe_optimizer *o, struct moe_expert_la
 					l ? "of another engine" : "NULL");
 		for (int j = 0; j < i; j++)
 			if (layers[j] == l)
-				return moe_fail(MOE_ERR_ARG, "optimizer: layers %d and %d are the same", j, i);
+				return moe_fail(MOE_ERR_ARG,
+						"optimizer: layers %d and %d are the same", j, i);
 		lora = l->layer.r > 0;
 		base = l->params.train_base;
 		if (!lora && !base)
-			return moe_fail(MOE_ERR_ARG, "optimizer: layer %d trains nothing: no LoRA, no train_base",
-					i);
+			return moe_fail(
+				MOE_ERR_ARG,
+				"optimizer: layer %d trains nothing: no LoRA, no train_base", i);
 		o->layer[i] = l;
 		o->n_done += groups_of(l) * (lora + base);
 		o->n_params += groups_of(l) * (lora + base);
-		o->n_squares += (lora ? MOE_SQUARES_PER_EXPERT(l->layer.P) : 0) * (int64_t)l->layer.E;
+		o->n_squares +=
+			(lora ? MOE_SQUARES_PER_EXPERT(l->layer.P) : 0) * (int64_t)l->layer.E;
 		o->n_squares += (base ? 3 * l->layer.P : 0) * (int64_t)l->layer.E;
 	}
 	return MOE_OK;
@@ -99,7 +102,8 @@ static enum moe_status make(struct moe_optimizer *o, struct moe_expert_layer *co
 	return moe_tensor_create(o->engine, "norm", 0, -1, &o->norm_ready);
 }
 
-enum moe_status moe_optimizer_create(struct moe_engine *engine, struct moe_expert_layer *const *layers, int n,
+enum moe_status moe_optimizer_create(struct moe_engine *engine,
+				     struct moe_expert_layer *const *layers, int n,
 				     struct moe_optimizer **out)
 {
 	struct moe_optimizer *o;
@@ -169,9 +173,11 @@ static enum moe_status submit_norm(struct moe_optimizer *o, struct flight *f, fl
 				   .step = (int)f->step,
 				   .phase = MOE_PHASE_UPDATE,
 				   .priority = MOE_PRIORITY_UPDATE };
-	struct moe_grad_total_args total = {
-		.squares = f->squares, .n_experts = o->n_squares, .n = o->n_squares, .max_norm = max_norm, .out = &f->norm
-	};
+	struct moe_grad_total_args total = { .squares = f->squares,
+					     .n_experts = o->n_squares,
+					     .n = o->n_squares,
+					     .max_norm = max_norm,
+					     .out = &f->norm };
 	struct moe_tensor **done = o->done;
 	double *squares = f->squares;
 
@@ -181,14 +187,14 @@ static enum moe_status submit_norm(struct moe_optimizer *o, struct flight *f, fl
 
 		c.layer = l->params.layer;
 		if (l->layer.r) {
-			MOE_TRY(moe_graph_moe_grad_norm(&c, &l->layer, &l->tensors, l->window_scale, squares,
-							done));
+			MOE_TRY(moe_graph_moe_grad_norm(&c, &l->layer, &l->tensors, l->window_scale,
+							squares, done));
 			squares += (int64_t)MOE_SQUARES_PER_EXPERT(l->layer.P) * l->layer.E;
 			done += groups_of(l);
 		}
 		if (l->params.train_base) {
-			MOE_TRY(moe_graph_moe_base_norm(&c, &l->layer, &l->tensors, l->window_scale, squares,
-							done));
+			MOE_TRY(moe_graph_moe_base_norm(&c, &l->layer, &l->tensors, l->window_scale,
+							squares, done));
 			squares += (int64_t)3 * l->layer.P * l->layer.E;
 			done += groups_of(l);
 		}
@@ -197,7 +203,8 @@ static enum moe_status submit_norm(struct moe_optimizer *o, struct flight *f, fl
 	return moe_task_grad_total(&all, &total, o->norms.out, o->norm_ready);
 }
 
-static enum moe_status submit(struct moe_optimizer *o, struct flight *f, const struct moe_adamw_params *p)
+static enum moe_status submit(struct moe_optimizer *o, struct flight *f,
+			      const struct moe_adamw_params *p)
 {
 	struct moe_context c = { .engine = o->engine,
 				 .ticket = f->ticket,
@@ -253,8 +260,10 @@ enum moe_status moe_optimizer_step(struct moe_optimizer *o, const struct moe_ada
 
 	if (p && p->struct_size >= sizeof *p) {
 		if (!(p->max_grad_norm >= 0 && isfinite(p->max_grad_norm)))
-			return moe_fail(MOE_ERR_ARG, "adamw params: max_grad_norm is %g; 0 (no clipping) or a "
-						     "positive number is possible", p->max_grad_norm);
+			return moe_fail(MOE_ERR_ARG,
+					"adamw params: max_grad_norm is %g; 0 (no clipping) or a "
+					"positive number is possible",
+					p->max_grad_norm);
 		rest = *p;
 		rest.max_grad_norm = 0;
 		MOE_TRY(moe_check_adamw(&rest));
@@ -283,7 +292,8 @@ static enum moe_status wait_step(struct moe_optimizer *o, int64_t number, double
 				(long long)o->steps);
 	if (norm)
 		*norm = NAN;
-	for (int64_t s = MOE_MAX(o->steps - IN_FLIGHT + 1, 1); s <= (number ? number : o->steps); s++)
+	for (int64_t s = MOE_MAX(o->steps - IN_FLIGHT + 1, 1); s <= (number ? number : o->steps);
+	     s++)
 		MOE_TRY(moe_ticket_wait(o->flight[s % IN_FLIGHT].ticket));
 	if (!number)
 		f = &o->flight[o->steps % IN_FLIGHT];

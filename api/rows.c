@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows that calls hand to each other: one tensor per block of tokens, found by the data pointer of an array. */
+/* Rows that calls hand to each other: one tensor per block of tokens, found by the data pointer of
+ * an array. */
 #include "api/rows.h"
 
 #include "graphs/stream.h"
@@ -53,11 +54,13 @@ enum moe_status moe_rows_create(struct moe_engine *engine, const void *data, int
 	*out = NULL;
 	MOE_TRY(moe_engine_check(engine));
 	if (!data || tokens < 1 || tokens > INT32_MAX / 2)
-		return moe_fail(MOE_ERR_ARG, "rows: %s, %lld tokens; data and at least one token are needed",
+		return moe_fail(MOE_ERR_ARG,
+				"rows: %s, %lld tokens; data and at least one token are needed",
 				data ? "data" : "no data", (long long)tokens);
 	r = moe_calloc(1, sizeof *r);
 	if (!r)
-		return moe_fail(MOE_ERR_NOMEM, "no memory for the order of %lld rows", (long long)tokens);
+		return moe_fail(MOE_ERR_NOMEM, "no memory for the order of %lld rows",
+				(long long)tokens);
 	*r = (struct moe_rows){ .engine = engine, .data = data, .tokens = tokens };
 	r->n_blocks = moe_token_blocks((int)tokens);
 	st = moe_tensors_create(engine, "rows", r->n_blocks, true, &r->block);
@@ -113,10 +116,10 @@ enum moe_status moe_rows_check(const char *name, const struct moe_array *a)
 	if (r)
 		tokens = r->tokens;
 	pthread_mutex_unlock(&lock);
-	return a->shape[0] <= tokens
-		       ? MOE_OK
-		       : moe_fail(MOE_ERR_ARG,
-				  "%s has %lld rows, moe_rows_create of its data was told %lld: give it the most "
-				  "that any call has",
-				  name, (long long)a->shape[0], (long long)tokens);
+	return a->shape[0] <= tokens ? MOE_OK
+				     : moe_fail(MOE_ERR_ARG,
+						"%s has %lld rows, moe_rows_create of its data was "
+						"told %lld: give it the most "
+						"that any call has",
+						name, (long long)a->shape[0], (long long)tokens);
 }

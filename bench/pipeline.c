@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bench pipeline: full fine-tuning of a chain of layers' experts through moe_experts_* and moe_optimizer_*, with each
- * step submitted whole (overlap) and call by call (sequential), with and without clipping, and on one worker. Every
- * run is traced; figures are moesaic-trace's. Prints a table, and PASS or NOT per bar (exit status 1 where one does
- * not hold). bench_pipeline --help lists the options.
+ * bench pipeline: full fine-tuning of a chain of layers' experts through moe_experts_* and
+ * moe_optimizer_*, with each step submitted whole (overlap) and call by call (sequential), with and
+ * without clipping, and on one worker. Every run is traced; figures are moesaic-trace's. Prints a
+ * table, and PASS or NOT per bar (exit status 1 where one does not hold). bench_pipeline --help
+ * lists the options.
  */
 #include "bench/pipeline/pipeline_bench.h"
 
@@ -14,22 +15,24 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-static const char usage[] =
-	"usage: bench_pipeline [options]\n"
-	"  --layers N --experts E --top K --hidden H --intermediate I   default 4, 16, 8, 2048, 768\n"
-	"  --tokens T           of a micro-batch, default 512\n"
-	"  --micro-batches M    default 4\n"
-	"  --workers W          default 2\n"
-	"  --steps N            counted steps, default 3\n"
-	"  --warm-up N          steps before the trace, default 1\n"
-	"  --max-grad-norm V    of the runs with clipping, default 1\n"
-	"  --only A,B           of overlap, overlap-clip, one, one-clip, sequential, sequential-clip; default: all\n"
-	"  --group-size N       experts per task, default: chosen\n"
-	"  --backward M         direct, shared:N, resident or auto (default)\n"
-	"  --policy P           StarPU's scheduling policy\n"
-	"  --traces DIR         keep the traces there\n"
-	"  --read DIR           run nothing: read those traces (of the same --steps and --warm-up)\n"
-	"  --json               one line of JSON\n";
+static const char usage[] = "usage: bench_pipeline [options]\n"
+			    "  --layers N --experts E --top K --hidden H --intermediate I   "
+			    "default 4, 16, 8, 2048, 768\n"
+			    "  --tokens T           of a micro-batch, default 512\n"
+			    "  --micro-batches M    default 4\n"
+			    "  --workers W          default 2\n"
+			    "  --steps N            counted steps, default 3\n"
+			    "  --warm-up N          steps before the trace, default 1\n"
+			    "  --max-grad-norm V    of the runs with clipping, default 1\n"
+			    "  --only A,B           of overlap, overlap-clip, one, one-clip, "
+			    "sequential, sequential-clip; default: all\n"
+			    "  --group-size N       experts per task, default: chosen\n"
+			    "  --backward M         direct, shared:N, resident or auto (default)\n"
+			    "  --policy P           StarPU's scheduling policy\n"
+			    "  --traces DIR         keep the traces there\n"
+			    "  --read DIR           run nothing: read those traces (of the same "
+			    "--steps and --warm-up)\n"
+			    "  --json               one line of JSON\n";
 
 static bool take_number(const char *text, int low, int *out)
 {
@@ -93,16 +96,25 @@ static bool take_option(int c, const char *text, struct pipeline_options *o)
 }
 
 static const struct option options[] = {
-	{ "layers", required_argument, NULL, 'l' },	  { "experts", required_argument, NULL, 'e' },
-	{ "top", required_argument, NULL, 'k' },	  { "hidden", required_argument, NULL, 'd' },
-	{ "intermediate", required_argument, NULL, 'i' }, { "tokens", required_argument, NULL, 't' },
-	{ "micro-batches", required_argument, NULL, 'm' }, { "workers", required_argument, NULL, 'w' },
-	{ "steps", required_argument, NULL, 's' },	  { "warm-up", required_argument, NULL, 'u' },
-	{ "max-grad-norm", required_argument, NULL, 'c' }, { "only", required_argument, NULL, 'o' },
-	{ "group-size", required_argument, NULL, 'g' },	  { "backward", required_argument, NULL, 'b' },
-	{ "policy", required_argument, NULL, 'p' },	  { "traces", required_argument, NULL, 'r' },
+	{ "layers", required_argument, NULL, 'l' },
+	{ "experts", required_argument, NULL, 'e' },
+	{ "top", required_argument, NULL, 'k' },
+	{ "hidden", required_argument, NULL, 'd' },
+	{ "intermediate", required_argument, NULL, 'i' },
+	{ "tokens", required_argument, NULL, 't' },
+	{ "micro-batches", required_argument, NULL, 'm' },
+	{ "workers", required_argument, NULL, 'w' },
+	{ "steps", required_argument, NULL, 's' },
+	{ "warm-up", required_argument, NULL, 'u' },
+	{ "max-grad-norm", required_argument, NULL, 'c' },
+	{ "only", required_argument, NULL, 'o' },
+	{ "group-size", required_argument, NULL, 'g' },
+	{ "backward", required_argument, NULL, 'b' },
+	{ "policy", required_argument, NULL, 'p' },
+	{ "traces", required_argument, NULL, 'r' },
 	{ "read", required_argument, NULL, 'R' },
-	{ "json", no_argument, NULL, 'j' },		  { "help", no_argument, NULL, 'h' },
+	{ "json", no_argument, NULL, 'j' },
+	{ "help", no_argument, NULL, 'h' },
 	{ NULL, 0, NULL, 0 },
 };
 
@@ -134,7 +146,8 @@ static bool check_only(const char *list, const struct pipeline_run *runs, int n)
 		p += *p == ',';
 		length = strcspn(p, ",");
 		for (int i = 0; i < n; i++)
-			found |= strlen(runs[i].name) == length && !strncmp(p, runs[i].name, length);
+			found |=
+				strlen(runs[i].name) == length && !strncmp(p, runs[i].name, length);
 		if (!found)
 			return false;
 	}
@@ -185,9 +198,12 @@ int main(int argc, char **argv)
 				      .warm_up = 1,
 				      .clip = 1 };
 	struct pipeline_run runs[6] = {
-		{ .name = "overlap", .overlap = true },	     { .name = "overlap-clip", .overlap = true },
-		{ .name = "sequential" },		     { .name = "sequential-clip" },
-		{ .name = "one", .overlap = true },	     { .name = "one-clip", .overlap = true },
+		{ .name = "overlap", .overlap = true },
+		{ .name = "overlap-clip", .overlap = true },
+		{ .name = "sequential" },
+		{ .name = "sequential-clip" },
+		{ .name = "one", .overlap = true },
+		{ .name = "one-clip", .overlap = true },
 	};
 	int c, index = 0, n = (int)MOE_COUNT(runs);
 
@@ -197,20 +213,23 @@ int main(int argc, char **argv)
 		if (c == '?')
 			return 2;
 		if (!take_option(c, optarg, &o)) {
-			fprintf(stderr, "bench_pipeline: --%s: \"%s\" is not possible\n", options[index].name,
-				optarg);
+			fprintf(stderr, "bench_pipeline: --%s: \"%s\" is not possible\n",
+				options[index].name, optarg);
 			return 2;
 		}
 	}
 	if (optind < argc || o.top > o.experts) {
 		if (optind >= argc)
-			fprintf(stderr, "bench_pipeline: --top %d of %d experts is not possible\n", o.top, o.experts);
+			fprintf(stderr, "bench_pipeline: --top %d of %d experts is not possible\n",
+				o.top, o.experts);
 		else
 			fputs(usage, stderr);
 		return 2;
 	}
 	if (!check_only(o.only, runs, n)) {
-		fprintf(stderr, "bench_pipeline: --only: \"%s\" is not possible; --help lists the runs\n", o.only);
+		fprintf(stderr,
+			"bench_pipeline: --only: \"%s\" is not possible; --help lists the runs\n",
+			o.only);
 		return 2;
 	}
 	for (int i = 0; i < n; i++) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tasks that do little but move memory: as many of a part run at a time as its memory feeds, the rest wait while the
- * workers compute something else. A lane is a handle that such tasks write one at a time in any order, so it is no
- * dependency and no tracker sees it.
+ * Tasks that do little but move memory: as many of a part run at a time as its memory feeds, the
+ * rest wait while the workers compute something else. A lane is a handle that such tasks write one
+ * at a time in any order, so it is no dependency and no tracker sees it.
  */
 #include "engine/internal.h"
 #include "engine/machine.h"

@@ -589,8 +589,8 @@ MOE_API enum moe_status moe_experts_release_memory(struct moe_expert_layer *laye
 /*
  * Rows that calls hand to each other: where the output of one layer is the input of the next, the engine can keep
  * their order, block of tokens by block, and a step is submitted whole. data: as in the arrays of later calls on any
- * layer, which are recognised by this pointer; tokens: the most rows that any of them has. The memory stays the caller's, who
- * touches it only where nothing that uses it is in flight. Destroy before the memory is freed.
+ * layer, which are recognised by this pointer; tokens: the most rows that any of them has. The memory stays the
+ * caller's, who touches it only where nothing that uses it is in flight. Destroy before the memory is freed.
  */
 struct moe_rows;
 MOE_API enum moe_status moe_rows_create(struct moe_engine *engine, const void *data, int64_t tokens,
@@ -599,9 +599,8 @@ MOE_API enum moe_status moe_rows_create(struct moe_engine *engine, const void *d
 MOE_API void moe_rows_destroy(struct moe_rows *rows);
 
 /*
- * moe_experts_update of several layers as one step. max_grad_norm > 0: the gradients of all of them together are clipped to it (torch's
- * clip_grad_norm_), and where one is not finite nothing is updated. Layers may be used until they are destroyed, which
- * comes after the optimizer's end.
+ * moe_experts_update of several layers as one step. max_grad_norm > 0: the gradients of all of them together are clipped
+ * to it (torch's clip_grad_norm_), and where one is not finite nothing is updated. Destroy it before its layers.
  */
 struct moe_optimizer;
 MOE_API enum moe_status moe_optimizer_create(struct moe_engine *engine,

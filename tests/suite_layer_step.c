@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A training step of several layers, submitted whole: rows whose order the engine keeps, one optimizer. */
+/* A training step of several layers, submitted whole: rows whose order the engine keeps, one
+ * optimizer. */
 #include "tests/layer_check.h"
 #include "tests/trace_good.h"
 
@@ -32,8 +33,15 @@ struct chain {
 
 static struct block_case chain_case(const struct way *w, int seed)
 {
-	return (struct block_case){ .E = 5, .k = 2, .H = 40, .I = 36, .T = TOKENS, .r = w->lora_rank,
-				    .seed = (uint64_t)seed, .group_size = 2, .base_grads = w->base,
+	return (struct block_case){ .E = 5,
+				    .k = 2,
+				    .H = 40,
+				    .I = 36,
+				    .T = TOKENS,
+				    .r = w->lora_rank,
+				    .seed = (uint64_t)seed,
+				    .group_size = 2,
+				    .base_grads = w->base,
 				    .backward = w->backward };
 }
 
@@ -60,7 +68,8 @@ static void chain_make(struct chain *c, const struct way *w)
 		block_data_make(&c->micro[m], &bc);
 		for (int i = 0; i <= LAYERS; i++) {
 			c->rows[m][i] = i ? calloc(TOKENS * 40, sizeof(float)) : c->micro[m].x;
-			c->grads[m][i] = i < LAYERS ? calloc(TOKENS * 40, sizeof(float)) : c->micro[m].grad_out;
+			c->grads[m][i] = i < LAYERS ? calloc(TOKENS * 40, sizeof(float))
+						    : c->micro[m].grad_out;
 			CHECK_OK(moe_rows_create(c->e, c->rows[m][i], TOKENS, &c->order[n++]));
 			CHECK_OK(moe_rows_create(c->e, c->grads[m][i], TOKENS, &c->order[n++]));
 		}
@@ -93,14 +102,15 @@ static void chain_micro(struct chain *c, int m, bool whole)
 		struct moe_array x = matrix_of(c->rows[m][i], MOE_F32, TOKENS, 40);
 		struct moe_array out = matrix_of(c->rows[m][i + 1], MOE_F32, TOKENS, 40);
 
-		CHECK_OK((whole ? moe_experts_forward_async : moe_experts_forward)(c->l[i], &x, &a.ids,
-										    &a.weights, 1, &out));
+		CHECK_OK((whole ? moe_experts_forward_async
+				: moe_experts_forward)(c->l[i], &x, &a.ids, &a.weights, 1, &out));
 	}
 	for (int i = LAYERS - 1; i >= 0; i--) {
 		struct moe_array out = matrix_of(c->grads[m][i + 1], MOE_F32, TOKENS, 40);
 		struct moe_array x = matrix_of(c->grads[m][i], MOE_F32, TOKENS, 40);
 
-		CHECK_OK((whole ? moe_experts_backward_async : moe_experts_backward)(c->l[i], &out, 1, &x, NULL));
+		CHECK_OK((whole ? moe_experts_backward_async : moe_experts_backward)(c->l[i], &out,
+										     1, &x, NULL));
 	}
 }
 
@@ -116,7 +126,8 @@ static uint64_t chain_hash(struct chain *c, const struct way *w)
 			double *v;
 
 			if (base ? !w->base
-				 : !w->lora_rank || j < (int)MOE_BLOCK_GATE_LORA_A || j > (int)MOE_BLOCK_DOWN_LORA_B)
+				 : !w->lora_rank || j < (int)MOE_BLOCK_GATE_LORA_A ||
+					    j > (int)MOE_BLOCK_DOWN_LORA_B)
 				continue;
 			v = layer_get(c->l[i], &c->d[i].c, (enum moe_block_array)j, false);
 			h = hash_of(h, v, sizeof *v * (size_t)c->d[i].n[j]);
@@ -169,14 +180,18 @@ static uint64_t train(const struct way *w)
 	return h;
 }
 
-/* Two steps that are submitted whole while nothing runs give the bits of call after call on one worker. */
+/* Two steps that are submitted whole while nothing runs give the bits of call after call on one
+ * worker. */
 static void whole_one(void)
 {
 	const char *const modes[] = { "direct", table()->weight_transpose ? "shared:2" : "direct",
 				      table()->weight_transpose ? "resident" : "direct" };
 
 	for (int i = 0; i < 4; i++) {
-		struct way w = { .workers = 1, .lora_rank = i ? 0 : 3, .base = i > 0, .clip = i & 1 ? 0 : 1e-3,
+		struct way w = { .workers = 1,
+				 .lora_rank = i ? 0 : 3,
+				 .base = i > 0,
+				 .clip = i & 1 ? 0 : 1e-3,
 				 .backward = modes[i % 3] };
 		uint64_t alone = train(&w);
 
@@ -207,8 +222,15 @@ static void pair_make(struct pair *p)
 {
 	p->e = layer_engine(2, 1);
 	for (int i = 0; i < PAIR; i++) {
-		struct block_case c = { .E = 3 + i, .k = 2, .H = 24, .I = 20 + 8 * i, .T = 9, .r = i ? 0 : 3,
-					.seed = 20 + (uint64_t)i, .group_size = 2, .base_grads = true,
+		struct block_case c = { .E = 3 + i,
+					.k = 2,
+					.H = 24,
+					.I = 20 + 8 * i,
+					.T = 9,
+					.r = i ? 0 : 3,
+					.seed = 20 + (uint64_t)i,
+					.group_size = 2,
+					.base_grads = true,
 					.backward = "direct" };
 
 		block_data_make(&p->d[i], &c);
@@ -236,7 +258,8 @@ static void pair_passes(struct pair *p, double scale)
 static bool pair_trains(const struct pair *p, int i, int which)
 {
 	return which <= (int)MOE_BLOCK_DOWN_PROJ ||
-	       (p->d[i].c.r && which >= (int)MOE_BLOCK_GATE_LORA_A && which <= (int)MOE_BLOCK_DOWN_LORA_B);
+	       (p->d[i].c.r && which >= (int)MOE_BLOCK_GATE_LORA_A &&
+		which <= (int)MOE_BLOCK_DOWN_LORA_B);
 }
 
 /* All that is trained, or its gradients, in one array of `count` values; free it. */
@@ -361,7 +384,8 @@ static void errors(void)
 	CHECK_ERROR(moe_optimizer_step(o, &adamw), MOE_ERR_STATE, "needs a backward");
 	CHECK_OK(layer_forward(p.l[0], &p.d[0], true));
 	CHECK_OK(layer_backward(p.l[0], &p.d[0], 1));
-	CHECK_ERROR(moe_optimizer_step(o, &adamw), MOE_ERR_STATE, "needs a backward"); /* of the other layer */
+	CHECK_ERROR(moe_optimizer_step(o, &adamw), MOE_ERR_STATE,
+		    "needs a backward"); /* of the other layer */
 	CHECK(layer_window(p.l[0]) == MOE_WINDOW_OPEN);
 	adamw.max_grad_norm = NAN;
 	CHECK_ERROR(moe_optimizer_step(o, &adamw), MOE_ERR_ARG, "max_grad_norm");
@@ -381,7 +405,8 @@ static void errors(void)
 	a = layer_call(&p.d[0], 9);
 	CHECK_OK(moe_experts_backward_async(p.l[0], &a.grad_out, 1, &a.grad_x, NULL));
 	CHECK_OK(moe_experts_forward_async(p.l[0], &a.x, &a.ids, &a.weights, 1, &a.out));
-	CHECK_ERROR(moe_experts_backward_async(p.l[0], &a.grad_out, 1, &a.grad_x, NULL), MOE_ERR_STATE, "pending");
+	CHECK_ERROR(moe_experts_backward_async(p.l[0], &a.grad_out, 1, &a.grad_x, NULL),
+		    MOE_ERR_STATE, "pending");
 	params = layer_params(&p.d[0].c);
 	params.micro_batches = 3;
 	CHECK_ERROR(moe_experts_create(p.e, &params, &none), MOE_ERR_ARG, "3 micro_batches");

@@ -48,7 +48,9 @@ static void route(const struct pipeline_options *o, uint64_t token, int32_t *ids
 	for (int j = 0; j < o->top; j++)
 		score[j] = -1;
 	for (int e = 0; e < o->experts; e++) {
-		double s = (double)(random_bits(UINT64_C(77) << 40 | (token * (uint64_t)o->experts + (uint64_t)e)) >> 40) *
+		double s = (double)(random_bits(UINT64_C(77) << 40 |
+						(token * (uint64_t)o->experts + (uint64_t)e)) >>
+				    40) *
 			   0x1p-24;
 		int j = o->top - 1;
 
@@ -74,11 +76,13 @@ static enum moe_status make_weights(const struct pipeline_options *o, struct pip
 	for (int i = 0; i < 3; i++) {
 		bool down = i == 2;
 
-		d->weights[i] = (struct moe_array){ .ndim = 3, .shape = { E, down ? H : I, down ? I : H } };
+		d->weights[i] =
+			(struct moe_array){ .ndim = 3, .shape = { E, down ? H : I, down ? I : H } };
 		d->weights[i].data = moe_alloc((size_t)(E * H * I), sizeof(float));
 		if (!d->weights[i].data)
 			return moe_fail(MOE_ERR_NOMEM, "no memory for the weights");
-		fill(d->weights[i].data, E * H * I, 10 + (uint64_t)i, (down ? 8 : 1.5) / sqrt((double)(down ? I : H)));
+		fill(d->weights[i].data, E * H * I, 10 + (uint64_t)i,
+		     (down ? 8 : 1.5) / sqrt((double)(down ? I : H)));
 	}
 	return MOE_OK;
 }

@@ -10,7 +10,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-const char *const pipeline_cause[5] = { "submission", "dependency", "placement", "data", "runtime" };
+const char *const pipeline_cause[5] = { "submission", "dependency", "placement", "data",
+					"runtime" };
 
 #define BAR_IDLE .05	     /* submission, dependency and placement */
 #define BAR_STEP 1.05	     /* of task times / workers */
@@ -71,17 +72,20 @@ static double number(const cJSON *json, const char *a, const char *b, const char
 }
 
 /*
- * Task times of a step: mean of each kind in the counted steps, times its tasks per step of the whole trace. Steps
- * overlap, so a window holds a part of the next one and lacks what ran before it.
+ * Task times of a step: mean of each kind in the counted steps, times its tasks per step of the
+ * whole trace. Steps overlap, so a window holds a part of the next one and lacks what ran before
+ * it.
  */
 static double task_sum(const cJSON *json, const cJSON *all, int steps)
 {
-	const cJSON *kinds = cJSON_GetObjectItem(cJSON_GetObjectItem(json, "times"), "kinds"), *kind;
+	const cJSON *kinds = cJSON_GetObjectItem(cJSON_GetObjectItem(json, "times"), "kinds"),
+		    *kind;
 	double sum = 0;
 
 	cJSON_ArrayForEach(kind, kinds)
 	{
-		const cJSON *whole = cJSON_GetObjectItem(cJSON_GetObjectItem(all, "times"), "kinds");
+		const cJSON *whole =
+			cJSON_GetObjectItem(cJSON_GetObjectItem(all, "times"), "kinds");
 
 		sum += number(kind, "time_ns", NULL, NULL) / number(kind, "tasks", NULL, NULL) *
 		       number(whole, kind->string, "tasks", NULL) / steps;
@@ -91,7 +95,8 @@ static double task_sum(const cJSON *json, const cJSON *all, int steps)
 
 static void take(struct pipeline_run *r, const cJSON *json, const cJSON *all)
 {
-	double time = number(json, "rates", "makespan_ns", NULL), whole = number(json, "idle", "worker_ns", NULL);
+	double time = number(json, "rates", "makespan_ns", NULL),
+	       whole = number(json, "idle", "worker_ns", NULL);
 
 	r->step = 1e-9 * time / r->steps;
 	r->task_sum = task_sum(json, all, r->steps + 2);
@@ -107,9 +112,11 @@ static void take(struct pipeline_run *r, const cJSON *json, const cJSON *all)
 	r->update_exposed = number(json, "overlap", "update", "exposed_ns") / time;
 	r->repack_exposed = number(json, "overlap", "repack", "exposed_ns") / time;
 	r->blocked = (number(json, "overlap", "update", "blocked_ns") +
-		      number(json, "overlap", "repack", "blocked_ns")) / time;
+		      number(json, "overlap", "repack", "blocked_ns")) /
+		     time;
 	r->on_path = (number(json, "overlap", "update", "on_path_ns") +
-		      number(json, "overlap", "repack", "on_path_ns")) / time;
+		      number(json, "overlap", "repack", "on_path_ns")) /
+		     time;
 	r->done = time > 0 && whole > 0;
 }
 
@@ -123,7 +130,8 @@ static enum moe_status check_trace(const char *tool, const char *trace)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for a command");
 	text = output_of(command, &good);
 	if (!good)
-		st = moe_fail(MOE_ERR_RUNTIME, "%s: the trace is not right:\n%s", command, text ? text : "");
+		st = moe_fail(MOE_ERR_RUNTIME, "%s: the trace is not right:\n%s", command,
+			      text ? text : "");
 	free(text);
 	moe_free(command);
 	return st;
@@ -132,7 +140,9 @@ static enum moe_status check_trace(const char *tool, const char *trace)
 /* Summary of the steps first..last, or NULL and an error. */
 static cJSON *summary_of(const char *tool, const char *trace, int first, int last)
 {
-	char *command = moe_format("'%s' summary --json --step %d:%d '%s'", tool, first, last, trace), *text;
+	char *command =
+		     moe_format("'%s' summary --json --step %d:%d '%s'", tool, first, last, trace),
+	     *text;
 	cJSON *json;
 	bool good;
 
@@ -153,11 +163,13 @@ enum moe_status pipeline_read(struct pipeline_run *r, const char *trace)
 {
 	char *tool = trace_tool();
 	cJSON *json = NULL, *all = NULL;
-	enum moe_status st = tool ? check_trace(tool, trace) : moe_fail(MOE_ERR_NOMEM, "no memory for a command");
+	enum moe_status st = tool ? check_trace(tool, trace)
+				  : moe_fail(MOE_ERR_NOMEM, "no memory for a command");
 
 	if (st == MOE_OK) {
 		json = summary_of(tool, trace, r->first_step, r->first_step + r->steps - 1);
-		all = json ? summary_of(tool, trace, r->first_step - 1, r->first_step + r->steps) : NULL;
+		all = json ? summary_of(tool, trace, r->first_step - 1, r->first_step + r->steps)
+			   : NULL;
 		st = all ? MOE_OK : MOE_ERR_RUNTIME;
 	}
 	if (st == MOE_OK)
@@ -196,12 +208,15 @@ static int bars_of(const struct pipeline_run *r, const struct pipeline_run *one,
 	int n = 0;
 
 	bars[n] = (struct bar){ .value = waiting(r), .limit = BAR_IDLE };
-	snprintf(bars[n++].what, sizeof bars->what, "%s: idle by submission, dependency, placement", r->name);
+	snprintf(bars[n++].what, sizeof bars->what, "%s: idle by submission, dependency, placement",
+		 r->name);
 	bars[n] = (struct bar){ .value = 1 / r->busy, .limit = BAR_STEP };
 	snprintf(bars[n++].what, sizeof bars->what, "%s: step / (task times / workers)", r->name);
 	if (one) {
-		bars[n] = (struct bar){ .value = r->task_sum / one->task_sum - 1, .limit = BAR_SUM };
-		snprintf(bars[n++].what, sizeof bars->what, "%s: task times beyond one worker's", r->name);
+		bars[n] =
+			(struct bar){ .value = r->task_sum / one->task_sum - 1, .limit = BAR_SUM };
+		snprintf(bars[n++].what, sizeof bars->what, "%s: task times beyond one worker's",
+			 r->name);
 	}
 	bars[n] = (struct bar){ .value = r->update_exposed + r->repack_exposed,
 				.limit = r->clip > 0 ? BAR_EXPOSED_CLIP : BAR_EXPOSED };
@@ -275,20 +290,26 @@ static void print_json(const struct pipeline_options *o, const struct pipeline_r
 
 static void print_table(const struct pipeline_options *o, const struct pipeline_run *runs, int n)
 {
-	printf("%d layers of %d experts, %d per token, hidden %d, intermediate %d; %d x %d tokens; full fine-tuning\n",
-	       o->layers, o->experts, o->top, o->hidden, o->intermediate, o->micro_batches, o->tokens);
+	printf("%d layers of %d experts, %d per token, hidden %d, intermediate %d; %d x %d tokens; "
+	       "full fine-tuning\n",
+	       o->layers, o->experts, o->top, o->hidden, o->intermediate, o->micro_batches,
+	       o->tokens);
 	printf("%-18s %7s %9s %9s %6s  %s\n", "", "workers", "step ms", "tasks ms", "load",
-	       "% of the workers' time idle: submission dependency placement runtime; % of the time: update repack, exposed "
+	       "% of the workers' time idle: submission dependency placement runtime; % of the "
+	       "time: update repack, exposed "
 	       "(blocked, on path)");
 	for (int i = 0; i < n; i++) {
 		const struct pipeline_run *r = &runs[i];
 
 		if (!r->done)
 			continue;
-		printf("%-18s %7d %9.1f %9.1f %6.2f  %5.2f %5.2f %5.2f %5.2f; %5.2f %5.2f, %5.2f (%.2f, %.2f)\n", r->name,
-		       r->workers, 1e3 * r->step, 1e3 * r->task_sum, r->load, 100 * r->idle[0], 100 * r->idle[1],
-		       100 * r->idle[2], 100 * r->idle[4], 100 * r->update_time, 100 * r->repack_time,
-		       100 * (r->update_exposed + r->repack_exposed), 100 * r->blocked, 100 * r->on_path);
+		printf("%-18s %7d %9.1f %9.1f %6.2f  %5.2f %5.2f %5.2f %5.2f; %5.2f %5.2f, %5.2f "
+		       "(%.2f, %.2f)\n",
+		       r->name, r->workers, 1e3 * r->step, 1e3 * r->task_sum, r->load,
+		       100 * r->idle[0], 100 * r->idle[1], 100 * r->idle[2], 100 * r->idle[4],
+		       100 * r->update_time, 100 * r->repack_time,
+		       100 * (r->update_exposed + r->repack_exposed), 100 * r->blocked,
+		       100 * r->on_path);
 	}
 }
 
@@ -303,24 +324,28 @@ bool pipeline_print(const struct pipeline_options *o, const struct pipeline_run 
 	for (int i = 0; i < n; i++) {
 		const struct pipeline_run *r = &runs[i];
 		struct bar bars[4];
-		int count = r->done && r->overlap && r->workers > 1 ? bars_of(r, alone(runs, n, r->clip), bars) : 0;
+		int count = r->done && r->overlap && r->workers > 1
+				    ? bars_of(r, alone(runs, n, r->clip), bars)
+				    : 0;
 
 		for (int b = 0; b < count; b++) {
 			bool good = bars[b].value <= bars[b].limit;
 
 			all &= good;
 			if (!o->json)
-				printf("%s %-62s %7.4f, at most %.2f\n", good ? "PASS" : "NOT ", bars[b].what,
-				       bars[b].value, bars[b].limit);
+				printf("%s %-62s %7.4f, at most %.2f\n", good ? "PASS" : "NOT ",
+				       bars[b].what, bars[b].value, bars[b].limit);
 		}
 	}
 	for (int i = 0; i < n; i++)
 		for (int j = 0; j < i; j++)
-			if (!o->read_dir && runs[i].done && runs[j].done && runs[i].clip == runs[j].clip &&
+			if (!o->read_dir && runs[i].done && runs[j].done &&
+			    runs[i].clip == runs[j].clip &&
 			    runs[i].weights_hash != runs[j].weights_hash) {
 				all = false;
-				fprintf(stderr, "bench_pipeline: %s and %s end with other weights\n", runs[j].name,
-					runs[i].name);
+				fprintf(stderr,
+					"bench_pipeline: %s and %s end with other weights\n",
+					runs[j].name, runs[i].name);
 			}
 	return all;
 }

@@ -45,10 +45,11 @@ static enum moe_status keep_order(struct run *x)
 		for (int i = 0; i < L; i++) {
 			struct moe_rows **at = x->rows + (size_t)(2 * (m * L + i));
 
-			MOE_TRY(moe_rows_create(x->engine, x->d->rows[m][i].data, x->o->tokens, at));
+			MOE_TRY(moe_rows_create(x->engine, x->d->rows[m][i].data, x->o->tokens,
+						at));
 			if (i < L - 1)
-				MOE_TRY(moe_rows_create(x->engine, x->d->grads[m][i].data, x->o->tokens,
-							at + 1));
+				MOE_TRY(moe_rows_create(x->engine, x->d->grads[m][i].data,
+							x->o->tokens, at + 1));
 		}
 	return MOE_OK;
 }
@@ -61,7 +62,8 @@ static enum moe_status set_up(struct run *x)
 					.policy = o->policy };
 
 	x->layer = moe_calloc((size_t)o->layers, sizeof(struct moe_expert_layer *));
-	x->rows = moe_calloc((size_t)(2 * o->micro_batches * (o->layers + 1)), sizeof(struct moe_rows *));
+	x->rows = moe_calloc((size_t)(2 * o->micro_batches * (o->layers + 1)),
+			     sizeof(struct moe_rows *));
 	if (!x->layer || !x->rows)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for the layers");
 	MOE_TRY(moe_engine_open(&ep, &x->engine));
@@ -97,8 +99,9 @@ static enum moe_status micro_batch(struct run *x, int m)
 	int L = x->o->layers;
 
 	for (int i = 0; i < L; i++)
-		MOE_TRY((overlap ? moe_experts_forward_async : moe_experts_forward)(
-			x->layer[i], &d->rows[m][i], &d->ids[m], &d->scores[m], 1, &d->rows[m][i + 1]));
+		MOE_TRY((overlap ? moe_experts_forward_async
+				 : moe_experts_forward)(x->layer[i], &d->rows[m][i], &d->ids[m],
+							&d->scores[m], 1, &d->rows[m][i + 1]));
 	for (int i = L - 1; i >= 0; i--)
 		MOE_TRY((overlap ? moe_experts_backward_async : moe_experts_backward)(
 			x->layer[i], &d->grads[m][i + 1], 1, &d->grads[m][i], NULL));
@@ -173,14 +176,16 @@ static enum moe_status hash_weights(struct run *x)
 static enum moe_status train(struct run *x, const char *trace)
 {
 	const struct pipeline_options *o = x->o;
-	char *shape = moe_format("layers=%d E=%d k=%d H=%d I=%d T=%dx%d", o->layers, o->experts, o->top,
-				 o->hidden, o->intermediate, o->tokens, o->micro_batches);
+	char *shape = moe_format("layers=%d E=%d k=%d H=%d I=%d T=%dx%d", o->layers, o->experts,
+				 o->top, o->hidden, o->intermediate, o->tokens, o->micro_batches);
 	char *run = moe_format("run=%s clip=%g", x->r->name, x->r->clip);
 	const char *config[] = { "command=bench_pipeline", shape, run };
-	struct moe_trace_params p = {
-		.struct_size = sizeof p, .file = trace, .config = config, .n_config = MOE_COUNT(config)
-	};
-	enum moe_status st = shape && run ? MOE_OK : moe_fail(MOE_ERR_NOMEM, "no memory for a trace");
+	struct moe_trace_params p = { .struct_size = sizeof p,
+				      .file = trace,
+				      .config = config,
+				      .n_config = MOE_COUNT(config) };
+	enum moe_status st =
+		shape && run ? MOE_OK : moe_fail(MOE_ERR_NOMEM, "no memory for a trace");
 
 	for (int i = 0; i < o->warm_up && st == MOE_OK; i++)
 		st = step(x);
