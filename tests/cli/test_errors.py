@@ -72,7 +72,7 @@ ROWS = [
     ("train --train-on user", 2, "--train-on user: expected assistant|last|all"),
     ("train --model {m} --data {t} --output-dir {d}/out --train-router --lora-target q_proj,gate", 2, "train_router", "(gate)",
      "one of both"),
-    ("train --lora-dropout 0.5", 2, "--lora-dropout 0.5 is not in this version yet (it has 0)"),
+    ("train --method freeze", 2, "--method freeze is not in this version yet (it has lora|full|hybrid)"),
     # --config
     ("train --config {d}/absent.yaml", 2, "absent.yaml", "No such file"),
     ("train --config {d}", 2, "--config", "Is a directory"),
