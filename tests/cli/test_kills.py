@@ -17,19 +17,11 @@ STEPS = 6
 SEED = 7
 # Figures that a clock or the machine decides.
 TIMES = ("tokens_per_s", "rss_gib", "eta_s", "idle_share", "idle_cause", "idle_cause_share")
-
-
-def dropout():
-    """Flags for it, where this build has it."""
-    text = subprocess.run([TOOL, "train", "--lora-dropout", "0.1"], capture_output=True, text=True, env=environment()).stderr
-    return [] if "not in this version" in text else ["--lora-dropout", "0.1"]
-
-
-DROPOUT = dropout()
+DROPOUT = ["--lora-dropout", "0.1"]
 
 
 class Interrupted(Case):
-    # one step in flight and two; dropout, if this build has it
+    # one step in flight and two
     flags = ["--max-steps", STEPS, "--save-steps", 2, "--save-total-limit", 2, "--gradient-accumulation-steps", 2, "--eval-steps", 3,
              "--load-best", "--aux-loss", "0.01", "--weight-decay", "0.1"]  # fmt: skip
 
