@@ -497,7 +497,11 @@ enum moe_status moe_task_grad_total(const struct moe_context *c,
 			       (struct moe_where){ -1, -1, -1 }, MOE_PRIORITY_UPDATE + 1);
 }
 
-#define STREAMS_FROM 262144 /* elements of an update that no cache holds: a millisecond and less is not worth waiting */
+/*
+ * Elements of an update that takes turns: base weights, some ms each. LoRA's come last in a step, where nothing else is
+ * left to compute: one at a time took 21 ms instead of 11 (Qwen3-30B's layer, 64 tokens, two workers).
+ */
+#define STREAMS_FROM (1 << 21)
 
 static int64_t elements(const struct moe_update_args *a)
 {
