@@ -116,10 +116,11 @@ static void pack_block(const struct moe_tiles *t, const struct moe_int_rows *x, 
 
 		t->int_block(rows, x->planes, n, strip + (int64_t)first * n, n,
 			     x->q + (int64_t)first * x->planes * x->k + (int64_t)k0 * v, sum, scale);
+		/* rows with NaN or infinities have any sums, and a scale that makes NaN of them: they may wrap */
 		for (int j = 0; j < v; j++)
-			start[j] = -x->codes.offset * sum[j];
+			start[j] = (int32_t)(0u - (uint32_t)x->codes.offset * (uint32_t)sum[j]);
 		for (int j = 0; j < rows; j++) {
-			sums[j] = (float)(x->planes == 2 ? 128 * sum[j] + sum[rows + j] : sum[j]);
+			sums[j] = (float)(x->planes == 2 ? (int64_t)128 * sum[j] + sum[rows + j] : sum[j]);
 			scale[j] *= x->codes.unit;
 		}
 	}
