@@ -125,6 +125,9 @@ static enum moe_status open_data(struct moe_run *r)
 					   .seed = p->seed };
 	MOE_TRY(moe_epoch_create(r->tokens, &r->order, 0, &r->epoch));
 	r->steps_per_epoch = r->epoch.n_steps;
+	if (!p->max_steps && !(epochs * (double)r->steps_per_epoch < (double)INT32_MAX))
+		return moe_fail(MOE_ERR_ARG, "%g epochs of %lld steps; at most %d steps are possible", epochs,
+				(long long)r->steps_per_epoch, INT32_MAX);
 	r->total_steps =
 		p->max_steps ? p->max_steps : (int64_t)ceil(epochs * (double)r->steps_per_epoch);
 	r->learning_rate = p->learning_rate > 0 ? p->learning_rate : DEFAULT_RATE;
@@ -152,8 +155,9 @@ static enum moe_status reserve(struct moe_run *r)
 				(long long)r->tokens->max_doc_tokens,
 				(long long)r->t->max_positions);
 	if (T > INT32_MAX / 64)
-		return moe_fail(MOE_ERR_ARG, "micro-batches of %lld tokens are too large",
-				(long long)T);
+		return moe_fail(MOE_ERR_ARG,
+				"micro-batches of %lld tokens are too large, at most %d; a smaller batch_size or batch_tokens",
+				(long long)T, INT32_MAX / 64);
 	return r->t->reserve(r->t, (int)T, r->t->n_slots);
 }
 

@@ -142,6 +142,8 @@ class Course(Case):
         skipped = self.log()[0][-1]["skipped_steps"]
         self.assertEqual(result.stderr.count("update was skipped"), skipped)
         self.assertGreater(skipped, 0)
+        line = self.bad(4, "eval", "--model", MODEL, "--adapter", self.out, "--data", self.data)
+        self.assertIn("the loss is not finite", line)
 
 
 if __name__ == "__main__":

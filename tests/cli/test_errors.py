@@ -162,6 +162,7 @@ BEYOND = {
     "pipe: %s": "no file can be opened",
     "fdopen: %s": "no memory",
     "--%s %lld, but the adapter in %s has rank %d": "needs a trained adapter: test_run.py",
+    "the loss is not finite: the adapter or the weights have NaN or Inf, or overflow": "needs a trained adapter: test_course.py",
     "not in this version yet": "commands that are not built yet: test_flags.py",
     "standard output cannot be written": "test_full_standard_output",
     "bench %s needs a checkout of moesaic with its Python": "test_without_its_other_programs",

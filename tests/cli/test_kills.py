@@ -133,6 +133,7 @@ class Adapter(Interrupted):
             for line in process.stdout:
                 if line.startswith("step 1/"):
                     process.send_signal(number)
+                    process.send_signal(number)  # as `timeout` does, to the process and to its group: one wish
                     break
             _, error = process.communicate(timeout=120)
             self.assertEqual(process.returncode, 130, error)

@@ -74,7 +74,30 @@ static bool try_plan(struct estimate_result *r, const struct moe_estimate_params
 	return e.total <= r->limit;
 }
 
-/* The first change that makes it fit: no copies of weights, then ever smaller micro-batches. */
+/* Frozen experts of floats in a format of fewer bits. */
+static bool try_weights(struct estimate_result *r, const char *direct)
+{
+	static const char *const formats[] = { "int8", "int4" };
+	struct moe_estimate_params p = r->params;
+	struct moe_model_params m = *p.model;
+	int64_t least = r->change_total;
+
+	if (m.method != MOE_METHOD_LORA || (m.weights && strcmp(m.weights, "keep")))
+		return false;
+	p.model = &m;
+	m.backward_weights = "direct";
+	for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
+		m.weights = formats[i];
+		if (!try_plan(r, &p))
+			continue;
+		snprintf(r->change, sizeof r->change, "%s--weights %s", direct, formats[i]);
+		return true;
+	}
+	r->change_total = least;
+	return false;
+}
+
+/* The first change that makes it fit: no copies of weights, then ever smaller micro-batches, then fewer bits. */
 static void find_what_fits(struct estimate_result *r)
 {
 	struct moe_estimate_params p = r->params;
@@ -103,6 +126,7 @@ static void find_what_fits(struct estimate_result *r)
 				 : "");
 		return;
 	}
+	try_weights(r, direct);
 }
 
 static int count_data(const struct settings *s, struct estimate_result *r)

@@ -65,6 +65,8 @@ static int evaluate(const struct settings *s, const char *tokens)
 	else if (!rc)
 		printf("loss %.4f  perplexity %.2f  %lld documents, %lld tokens\n", r.loss,
 		       exp(r.loss), (long long)r.n_docs, (long long)r.tokens);
+	if (!rc && !isfinite(r.loss))
+		rc = cli_fail(CLI_DIVERGED, "the loss is not finite: the adapter or the weights have NaN or Inf, or overflow");
 	moe_eval_result_free(&r);
 	tool_model_close(&m);
 	return rc;

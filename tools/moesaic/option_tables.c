@@ -110,7 +110,7 @@ const struct option train_optimisation[] = {
 	{ "gradient-accumulation-steps", OPTION_INT, 0, "N", "1", "micro-batches of a step", 1,
 	  65536, "", NULL },
 	{ "epochs", OPTION_REAL, OPTION_COMMON | OPTION_ABOVE_ZERO, "X", "3",
-	  "passes over the data", 0, 0, "num-train-epochs", NULL },
+	  "passes over the data", 0, 1e6, "num-train-epochs", NULL },
 	{ "max-steps", OPTION_INT, OPTION_COMMON, "N", NULL, "stop after N steps", -1, BIG, "",
 	  NULL },
 	{ "shuffle", OPTION_SWITCH, 0, NULL, "on", "new order of the rows in each epoch", 0, 0, "",

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <signal.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 void progress_open(struct progress *p, const struct settings *s)
@@ -98,14 +99,24 @@ void interrupt_remember(void)
 		ignored[i] = sigaction(watched[i], NULL, &old) == 0 && old.sa_handler == SIG_IGN;
 }
 
+#define ONE_STOP 2 /* s: `timeout`, shells and terminals send the same wish to the process and to its group */
+
 static void on_signal(int number)
 {
 	static const char text[] = "\nstopping after this step and saving; once more kills\n";
+	static struct timespec first;
+	struct timespec now;
 
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	if (pending && now.tv_sec - first.tv_sec < ONE_STOP)
+		return;
+	if (pending) {
+		signal(number, SIG_DFL);
+		raise(number); /* when this handler is over */
+		return;
+	}
+	first = now;
 	pending = 1;
-	for (int i = 0; i < WATCHED; i++)
-		signal(watched[i], SIG_DFL);
-	(void)number;
 	if (write(STDERR_FILENO, text, sizeof text - 1) < 0)
 		return;
 }
