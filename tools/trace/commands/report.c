@@ -59,8 +59,13 @@ static int run(int argc, char **argv)
 		rc = trace_fail("%s: no task has run in what was asked for", file);
 	else if (trace_report(&t, slash ? slash + 1 : file, output, error, sizeof error))
 		rc = trace_fail("%s", error);
-	else
+	else {
 		printf("%s: open it in a browser\n", output);
+		if (!t.ended || t.lost_bytes || t.not_run || t.bad_rows)
+			printf("note: the trace is not whole (%s; %lld bytes lost, %lld tasks did not run); moesaic trace check says more\n",
+			       t.ended ? "it was stopped in order" : "it was cut off", (long long)t.lost_bytes,
+			       (long long)t.not_run);
+	}
 	free(path);
 	trace_free(&t);
 	return rc;
