@@ -388,3 +388,19 @@ float moe_stored_scale_at(const struct moe_quantised *q, int64_t row, int64_t gr
 	return moe_scale_at(q->scale.data, q->scale.dtype,
 			    row / q->rows * moe_groups(&q->coding, q->k) + group);
 }
+
+enum moe_status moe_store_byte_codes(const struct moe_quantised *q, const struct moe_stored *s)
+{
+	moe_store_bytes(q, s->codes.data);
+	moe_store_scales(q, &s->scale);
+	return MOE_OK;
+}
+
+bool moe_size_of_byte_codes(const struct moe_array *codes, const struct moe_array *scale, int64_t *n,
+		 int64_t *k)
+{
+	(void)scale;
+	*n = codes->shape[0];
+	*k = codes->shape[1];
+	return codes->ndim == 2;
+}

@@ -209,6 +209,9 @@ void moe_stored_set(struct moe_array *a, enum moe_dtype dtype, int64_t rows, int
 void moe_store_bytes(const struct moe_quantised *q, uint8_t *to);
 /* scale [ceil(n / rows), groups], row-major. */
 void moe_store_scales(const struct moe_quantised *q, const struct moe_array *scale);
+/* moe_code_writer.store and moe_format_layout.size of codes that are a byte each, [n, k], with a scale tensor. */
+enum moe_status moe_store_byte_codes(const struct moe_quantised *q, const struct moe_stored *s);
+bool moe_size_of_byte_codes(const struct moe_array *codes, const struct moe_array *scale, int64_t *n, int64_t *k);
 
 /* Readers that several formats share. */
 uint8_t moe_stored_byte(const struct moe_array *a, int64_t at);

@@ -63,19 +63,6 @@ static cJSON *describe(const struct moe_convert_model_params *p, const char *not
 
 /* ---- the folder ---- */
 
-static bool is_empty(const char *path)
-{
-	DIR *d = opendir(path);
-	struct dirent *e;
-	bool empty = d != NULL;
-
-	while (d && empty && (e = readdir(d)))
-		empty = !strcmp(e->d_name, ".") || !strcmp(e->d_name, "..");
-	if (d)
-		closedir(d);
-	return empty;
-}
-
 static enum moe_status make_path(const char *final, struct moe_convert_folder *f)
 {
 	char *slash;
@@ -83,7 +70,7 @@ static enum moe_status make_path(const char *final, struct moe_convert_folder *f
 
 	if (moe_path_exists(final) && !moe_path_is_dir(final))
 		return moe_fail(MOE_ERR_ARG, "%s: exists and is not a folder", final);
-	if (moe_path_exists(final) && !is_empty(final))
+	if (moe_path_exists(final) && !moe_dir_is_empty(final))
 		return moe_fail(MOE_ERR_ARG,
 				"%s: exists and is not empty: name another folder, or remove it",
 				final);
@@ -192,7 +179,7 @@ static enum moe_status take_up(struct moe_convert_folder *f, struct moe_convert_
 		return no_memory();
 	if (!moe_path_exists(path)) { /* killed before it was written, or a stranger's */
 		moe_free(path);
-		if (!is_empty(f->path) && !f->fresh)
+		if (!moe_dir_is_empty(f->path) && !f->fresh)
 			return moe_fail(MOE_ERR_ARG,
 					"%s: exists, and no conversion made it: remove it",
 					f->path);

@@ -12,6 +12,8 @@
 char *moe_path_join(const char *dir, const char *name);
 bool moe_path_exists(const char *path);
 bool moe_path_is_dir(const char *path);
+/* A directory that can be read and holds nothing. */
+bool moe_dir_is_empty(const char *path);
 /* path, which need not exist, is dir or lies in it; links are followed. */
 bool moe_path_inside(const char *path, const char *dir);
 

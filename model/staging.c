@@ -12,19 +12,6 @@
 
 #define MARK ".partial-"
 
-static bool is_empty(const char *path)
-{
-	DIR *d = opendir(path);
-	struct dirent *e;
-	bool empty = d != NULL;
-
-	while (d && empty && (e = readdir(d)))
-		empty = !strcmp(e->d_name, ".") || !strcmp(e->d_name, "..");
-	if (d)
-		closedir(d);
-	return empty;
-}
-
 /* "dir/name" into its two parts, name without slashes at the end. */
 static enum moe_status split(const char *final, char **dir, char **name)
 {
@@ -84,7 +71,7 @@ static enum moe_status make(const char *final, struct moe_staging *s, const char
 
 	if (moe_path_exists(final) && !moe_path_is_dir(final))
 		return moe_fail(MOE_ERR_ARG, "%s: exists and is not a folder", final);
-	if (moe_path_exists(final) && !is_empty(final))
+	if (moe_path_exists(final) && !moe_dir_is_empty(final))
 		return moe_fail(MOE_ERR_ARG,
 				"%s: exists and is not empty: name another folder, or "
 				"remove it",

@@ -246,4 +246,23 @@ static inline void make_quantised(const char *from, int64_t E, const struct quan
 	free_made(plain);
 }
 
+/* ---- damage to a checkpoint ---- */
+
+#define EXPERT "model.layers.2.mlp.experts.5.up_proj"
+
+static inline struct moe_st_item *item(struct made *m, const char *name)
+{
+	for (size_t i = 0; i < m->n; i++)
+		if (!strcmp(m->item[i].name, name))
+			return &m->item[i];
+	CHECK(!"there is such an item");
+	return &m->item[0];
+}
+
+static inline void no_scale(struct made *m)
+{
+	*item(m, EXPERT ".weight_scale_inv") = m->item[m->n - 1];
+	m->n--;
+}
+
 #endif

@@ -269,23 +269,6 @@ static void refused(const struct quantised_kind *kind, void (*change)(struct mad
 	CHECK(!moe_path_exists(out_dir));
 }
 
-static struct moe_st_item *item(struct made *m, const char *name)
-{
-	for (size_t i = 0; i < m->n; i++)
-		if (!strcmp(m->item[i].name, name))
-			return &m->item[i];
-	CHECK(!"there is such an item");
-	return &m->item[0];
-}
-
-#define EXPERT "model.layers.2.mlp.experts.5.up_proj"
-
-static void no_scale(struct made *m)
-{
-	*item(m, EXPERT ".weight_scale_inv") = m->item[m->n - 1];
-	m->n--;
-}
-
 static void no_group_scale(struct made *m)
 {
 	*item(m, EXPERT ".weight_scale") = m->item[m->n - 1];

@@ -275,23 +275,6 @@ static void refused(const struct quantised_kind *kind, void (*change)(struct mad
 	moe_model_close(m);
 }
 
-static struct moe_st_item *item(struct made *m, const char *name)
-{
-	for (size_t i = 0; i < m->n; i++)
-		if (!strcmp(m->item[i].name, name))
-			return &m->item[i];
-	CHECK(!"there is such an item");
-	return &m->item[0];
-}
-
-#define EXPERT "model.layers.2.mlp.experts.5.up_proj"
-
-static void no_scale(struct made *m)
-{
-	*item(m, EXPERT ".weight_scale_inv") = m->item[m->n - 1];
-	m->n--;
-}
-
 static void nan_scale(struct made *m)
 {
 	((float *)item(m, EXPERT ".weight_scale_inv")->data)[0] = NAN;

@@ -111,23 +111,7 @@ static enum moe_status shapes(const struct moe_quantised *q, struct moe_stored *
 	return MOE_OK;
 }
 
-static enum moe_status store(const struct moe_quantised *q, const struct moe_stored *s)
-{
-	moe_store_bytes(q, s->codes.data);
-	moe_store_scales(q, &s->scale);
-	return MOE_OK;
-}
-
-static bool size(const struct moe_array *codes, const struct moe_array *scale, int64_t *n,
-		 int64_t *k)
-{
-	(void)scale;
-	*n = codes->shape[0];
-	*k = codes->shape[1];
-	return codes->ndim == 2;
-}
-
-static const struct moe_code_writer writer = { shapes, store };
+static const struct moe_code_writer writer = { shapes, moe_store_byte_codes };
 
 extern const struct moe_format moe_format_fp8;
 const struct moe_format moe_format_fp8 = {
@@ -141,9 +125,9 @@ const struct moe_format moe_format_fp8 = {
 	.quantise = quantise,
 	.encode = encode,
 	.layout = {
-		{ ".weight", ".weight_scale_inv", NULL, MOE_F8_E4M3, .writer = &writer, .size = size, .open = open },
-		{ ".weight", ".weight_scale", NULL, MOE_F8_E4M3, .name = "fp8 rows", .writer = &writer, .size = size, .open = open },
-		{ "", "_scale_inv", NULL, MOE_F8_E4M3, .writer = &writer, .size = size, .open = open },
-		{ "", "_scale", NULL, MOE_F8_E4M3, .name = "fp8 rows", .writer = &writer, .size = size, .open = open },
+		{ ".weight", ".weight_scale_inv", NULL, MOE_F8_E4M3, .writer = &writer, .size = moe_size_of_byte_codes, .open = open },
+		{ ".weight", ".weight_scale", NULL, MOE_F8_E4M3, .name = "fp8 rows", .writer = &writer, .size = moe_size_of_byte_codes, .open = open },
+		{ "", "_scale_inv", NULL, MOE_F8_E4M3, .writer = &writer, .size = moe_size_of_byte_codes, .open = open },
+		{ "", "_scale", NULL, MOE_F8_E4M3, .name = "fp8 rows", .writer = &writer, .size = moe_size_of_byte_codes, .open = open },
 	},
 };

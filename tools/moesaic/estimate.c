@@ -62,16 +62,19 @@ static int fill(const struct settings *s, struct estimate_result *r)
 	return 0;
 }
 
-/* The same run with other numbers; true if it fits, *total then or when less than before. */
-static bool try_plan(struct estimate_result *r, const struct moe_estimate_params *p)
+/* The same run with other numbers: true, and its bytes, if it fits; else *least is what it needs, where that is less. */
+static bool try_plan(struct estimate_result *r, const struct moe_estimate_params *p, int64_t *least)
 {
 	struct moe_estimate e = { .struct_size = sizeof e };
 
 	if (moe_estimate(p, &e) != MOE_OK)
 		return false;
-	if (!r->change_total || e.total < r->change_total)
-		r->change_total = e.total;
-	return e.total <= r->limit;
+	if (e.total < *least)
+		*least = e.total;
+	if (e.total > r->limit)
+		return false;
+	r->change_total = e.total;
+	return true;
 }
 
 /* Frozen experts of floats in a format of fewer bits. */
@@ -80,7 +83,7 @@ static bool try_weights(struct estimate_result *r, const char *direct)
 	static const char *const formats[] = { "int8", "int4" };
 	struct moe_estimate_params p = r->params;
 	struct moe_model_params m = *p.model;
-	int64_t least = r->change_total;
+	int64_t unused = INT64_MAX;
 
 	if (m.method != MOE_METHOD_LORA || (m.weights && strcmp(m.weights, "keep")))
 		return false;
@@ -88,12 +91,11 @@ static bool try_weights(struct estimate_result *r, const char *direct)
 	m.backward_weights = "direct";
 	for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
 		m.weights = formats[i];
-		if (!try_plan(r, &p))
+		if (!try_plan(r, &p, &unused))
 			continue;
 		snprintf(r->change, sizeof r->change, "%s--weights %s", direct, formats[i]);
 		return true;
 	}
-	r->change_total = least;
 	return false;
 }
 
@@ -104,11 +106,11 @@ static void find_what_fits(struct estimate_result *r)
 	struct moe_model_params m = *p.model;
 	const char *direct =
 		strcmp(r->found.backward_weights, "direct") ? "--backward-weights direct " : "";
+	int64_t least = r->found.total;
 
 	p.model = &m;
 	m.backward_weights = "direct";
-	r->change_total = r->found.total;
-	if (*direct && try_plan(r, &p)) {
+	if (*direct && try_plan(r, &p, &least)) {
 		snprintf(r->change, sizeof r->change, "--backward-weights direct");
 		return;
 	}
@@ -118,7 +120,7 @@ static void find_what_fits(struct estimate_result *r)
 		if (p.document_tokens > p.tokens)
 			p.document_tokens = p.tokens;
 		m.max_tokens = p.tokens;
-		if (!try_plan(r, &p))
+		if (!try_plan(r, &p, &least))
 			continue;
 		snprintf(r->change, sizeof r->change, "%s--batch-tokens %d%s", direct, p.tokens,
 			 p.document_tokens < r->params.document_tokens
@@ -126,7 +128,8 @@ static void find_what_fits(struct estimate_result *r)
 				 : "");
 		return;
 	}
-	try_weights(r, direct);
+	if (!try_weights(r, direct))
+		r->change_total = least;
 }
 
 static int count_data(const struct settings *s, struct estimate_result *r)

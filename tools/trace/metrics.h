@@ -299,5 +299,7 @@ extern const struct trace_metric *const trace_metric_list[]; /* generated */
 /* All sections as one JSON object, and as text. */
 int trace_summary_json(const struct trace_view *v, struct trace_json *out);
 int trace_summary_text(const struct trace_view *v, FILE *out);
+/* A line that says what is missing; nothing for a whole trace. */
+void trace_note_not_whole(const struct trace *t, FILE *out);
 
 #endif

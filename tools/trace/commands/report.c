@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* report: the trace as one HTML page. */
 #include "tools/trace/command.h"
+#include "tools/trace/metrics.h"
 #include "tools/trace/report/report.h"
 
 #include <stdio.h>
@@ -61,10 +62,7 @@ static int run(int argc, char **argv)
 		rc = trace_fail("%s", error);
 	else {
 		printf("%s: open it in a browser\n", output);
-		if (!t.ended || t.lost_bytes || t.not_run || t.bad_rows)
-			printf("note: the trace is not whole (%s; %lld bytes lost, %lld tasks did not run); moesaic trace check says more\n",
-			       t.ended ? "it was stopped in order" : "it was cut off", (long long)t.lost_bytes,
-			       (long long)t.not_run);
+		trace_note_not_whole(&t, stdout);
 	}
 	free(path);
 	trace_free(&t);

@@ -34,6 +34,17 @@ static const char *value(const struct trace *t, const char *key, char *buf, size
 	return v && *v ? v : "unknown";
 }
 
+void trace_note_not_whole(const struct trace *t, FILE *out)
+{
+	if (t->ended && !t->lost_bytes && !t->not_run && !t->bad_rows)
+		return;
+	fprintf(out,
+		"  note: the trace is not whole (%s; %lld bytes lost, %lld tasks did not run, %lld rows left out); "
+		"moesaic trace check says more\n",
+		t->ended ? "it was stopped in order" : "it was cut off", (long long)t->lost_bytes,
+		(long long)t->not_run, (long long)t->bad_rows);
+}
+
 static void warnings(const struct trace *t, FILE *out)
 {
 	struct pinning p = pinning(t);
@@ -50,13 +61,7 @@ static void warnings(const struct trace *t, FILE *out)
 			p.shared ? "workers share CPUs" : "not every worker is bound to a CPU");
 	if (trace_value(t, "host.governor", a, sizeof a) && strcmp(a, "performance"))
 		fprintf(out, "  note: frequency governor is %s\n", a);
-	if (!t->ended || t->lost_bytes || t->not_run || t->bad_rows)
-		fprintf(out,
-			"  note: the trace is not whole (%s; %lld bytes lost, %lld tasks did not "
-			"run, %lld "
-			"rows left out); moesaic trace check says more\n",
-			t->ended ? "it was stopped in order" : "it was cut off",
-			(long long)t->lost_bytes, (long long)t->not_run, (long long)t->bad_rows);
+	trace_note_not_whole(t, out);
 }
 
 static int text(const struct trace_view *v, FILE *out)
