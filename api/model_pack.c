@@ -20,6 +20,7 @@ struct job {
 	const void *matrix;		   /* of the expert, all parts */
 	const struct moe_quantised *coded; /* or this: rows n0, n0 + step, ... */
 	int64_t n0, step;
+	const struct moe_st_tensor *decode; /* coded becomes plain */
 	const struct moe_format *as; /* a plain matrix becomes codes, in all parts */
 	const struct moe_trained *trained; /* of a dense weight, or NULL */
 };
@@ -219,6 +220,20 @@ enum moe_status moe_pack_coded(struct moe_pack *p, int part, struct moe_weight *
 	return add(p, &j);
 }
 
+enum moe_status moe_pack_decoded(struct moe_pack *p, int part, struct moe_weight *w, const struct moe_st_tensor *t,
+				 const struct moe_quantised *q, int64_t n0, int64_t n)
+{
+	struct job j = { .source = { w, NULL, n, q->k, q->k },
+			 .dtype = MOE_BF16,
+			 .tensor = p->n_tensors - 1,
+			 .part = part,
+			 .n0 = n0,
+			 .decode = t };
+
+	MOE_TRY(keep_coded(p, q, &j.coded));
+	return add(p, &j);
+}
+
 enum moe_status moe_pack_expert_coded(struct moe_pack *p, int back, struct moe_experts *e,
 				      enum moe_expert_matrix which, int expert,
 				      const struct moe_quantised *q, int64_t n0, int64_t step)
@@ -280,6 +295,28 @@ static enum moe_status run_coded(const struct job *j, const char *name, int64_t 
 	return MOE_OK;
 }
 
+static enum moe_status run_decoded(const struct job *j, const char *name)
+{
+	const struct moe_pack_source *s = &j->source;
+	uint16_t *plain = moe_alloc((size_t)(s->n * s->k), sizeof *plain);
+	float *row = moe_alloc((size_t)s->k, sizeof *row);
+	enum moe_status st = MOE_OK;
+
+	if (!plain || !row)
+		st = moe_fail(MOE_ERR_NOMEM, "%s: out of memory", name);
+	else if (j->n0 == 0)
+		st = moe_check_scales(j->coded, name);
+	for (int64_t i = 0; st == MOE_OK && i < s->n; i++) {
+		moe_st_quantised_row(j->decode, j->coded, j->n0 + i, 0, s->k, row);
+		moe_from_f32(plain + i * s->k, MOE_BF16, row, (size_t)s->k);
+	}
+	if (st == MOE_OK)
+		moe_kernels()->weight_pack(s->w, plain, MOE_BF16, s->n, s->k, s->k, MOE_USE_GEMM);
+	moe_free(plain);
+	moe_free(row);
+	return st;
+}
+
 /* The whole matrix, so that the codes do not depend on how parts cut it. */
 static enum moe_status run_as(const struct job *j, const char *name)
 {
@@ -327,7 +364,9 @@ static void run_job(struct moe_pack *p, const struct job *j)
 	int64_t bad = 0;
 	bool last;
 
-	if (j->coded)
+	if (j->decode)
+		st = run_decoded(j, t->name);
+	else if (j->coded)
 		st = run_coded(j, t->name, &bad);
 	else if (j->as)
 		st = run_as(j, t->name);
@@ -410,7 +449,7 @@ static double job_bytes(const struct job *j)
 {
 	double n = (double)(j->source.n * j->source.k);
 
-	return j->coded ? n * j->coded->coding.format->bits / 8
+	return j->coded && !j->decode ? n * j->coded->coding.format->bits / 8
 			: n * (double)moe_dtype_size(j->dtype);
 }
 
