@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * struct moe_tiles.decode for tables of f32 multiply-add: bf16 of quantised panels with byte shuffles (4 bits) or
- * arithmetic (8-bit integers, E4M3). What these do not take (groups that begin inside a step of 8 columns, zeros of 8
- * bits, scales whose products may be subnormal) the plain decoder does, with the same bits.
+ * struct moe_tiles.decode for tables of f32 multiply-add: bf16 of quantised panels with byte
+ * shuffles (4 bits) or arithmetic (8-bit integers, E4M3). What these do not take (groups that begin
+ * inside a step of 8 columns, zeros of 8 bits, scales whose products may be subnormal) the plain
+ * decoder does, with the same bits.
  */
 #ifndef MOE_CODELETS_KERNELS_FMA_FMA_DECODE_H
 #define MOE_CODELETS_KERNELS_FMA_FMA_DECODE_H
@@ -15,11 +16,12 @@
 #define DECODE_STEP 8	  /* columns: 128 elements */
 #define DECODE_SET 4	  /* steps of 4-bit codes that are decoded together */
 #define DECODE_AHEAD 1024 /* bytes from a read to its prefetch, along a panel */
-#define DECODE_T (16 / (VEC_LANES / 4)) /* vectors of bf16 of a step: each has 8 columns of some rows */
+#define DECODE_T                                                                                   \
+	(16 / (VEC_LANES / 4)) /* vectors of bf16 of a step: each has 8 columns of some rows */
 
 /*
- * Scales within these bounds (or 0) times values, which are no smaller than 2^-9, are no subnormal numbers: rounding to
- * bf16 needs no more than an addition.
+ * Scales within these bounds (or 0) times values, which are no smaller than 2^-9, are no subnormal
+ * numbers: rounding to bf16 needs no more than an addition.
  */
 #define DECODE_LEAST 0x0d800000u /* 2^-100 */
 #define DECODE_MOST 0x71800000u	 /* 2^100 */
@@ -69,7 +71,8 @@ static void fma_tables4(const float *values, const float scale[16], const float 
 
 	for (int r = 0; r < 16; r++) {
 		vec z = vec_set1(zero[r]), s = vec_set1(scale[r]);
-		vec a = vec_mul(_mm256_sub_ps(first, z), s), b = vec_mul(_mm256_sub_ps(second, z), s);
+		vec a = vec_mul(_mm256_sub_ps(first, z), s),
+		    b = vec_mul(_mm256_sub_ps(second, z), s);
 
 		pair[r % 2] = _mm256_permute4x64_epi64(ivec_split_bytes(vec_bf16(a, b)), 0xd8);
 		if (r % 2 == 0)
@@ -80,7 +83,8 @@ static void fma_tables4(const float *values, const float scale[16], const float 
 #endif
 }
 
-/* From c[step], whose dwords are rows, to a lane per row with its dwords of all steps: rows in order */
+/* From c[step], whose dwords are rows, to a lane per row with its dwords of all steps: rows in
+ * order */
 VEC_INLINE void fma_rows_of_steps(const ivec c[4], ivec row[4])
 {
 	ivec a = V(unpacklo_epi32)(c[0], c[1]), b = V(unpackhi_epi32)(c[0], c[1]);
@@ -101,7 +105,8 @@ VEC_INLINE void fma_rows_of_steps(const ivec c[4], ivec row[4])
 #endif
 }
 
-static void fma_decode4(const struct fma_tables *t, int64_t sets, const uint8_t *codes, uint16_t *dst)
+static void fma_decode4(const struct fma_tables *t, int64_t sets, const uint8_t *codes,
+			uint16_t *dst)
 {
 	const ivec nibble = V(set1_epi8)(15);
 
@@ -119,7 +124,8 @@ static void fma_decode4(const struct fma_tables *t, int64_t sets, const uint8_t 
 #pragma GCC unroll 4
 			for (int j = 0; j < 4; j++) {
 				uint16_t *to = dst + (i + j) * 2 * VEC_LANES;
-				ivec left = IVEC(and)(row[j], nibble); /* columns 0 to 3 of each step */
+				ivec left =
+					IVEC(and)(row[j], nibble); /* columns 0 to 3 of each step */
 				ivec right = IVEC(and)(V(srli_epi16)(row[j], 4), nibble);
 				ivec a = V(shuffle_epi8)(t->low[i + j], left);
 				ivec b = V(shuffle_epi8)(t->high[i + j], left);
@@ -141,10 +147,12 @@ static void fma_decode4(const struct fma_tables *t, int64_t sets, const uint8_t 
 
 VEC_INLINE vec fma_integers(const uint8_t *codes)
 {
-	return V(cvtepi32_ps)(V(cvtepi8_epi32)(_mm_loadu_si128((const __m128i *)(const void *)codes)));
+	return V(cvtepi32_ps)(
+		V(cvtepi8_epi32)(_mm_loadu_si128((const __m128i *)(const void *)codes)));
 }
 
-/* E4M3 has the mantissa and a part of the exponent of half precision: 2^-8 times the value, exactly. */
+/* E4M3 has the mantissa and a part of the exponent of half precision: 2^-8 times the value,
+ * exactly. */
 VEC_INLINE vec fma_e4m3(const uint8_t *codes)
 {
 	const hvec all = H(set1_epi16)(0x3f80);
@@ -156,13 +164,14 @@ VEC_INLINE vec fma_e4m3(const uint8_t *codes)
 	return V(cvtph_ps)(HVEC(or)(v, HVEC(and)(nan, H(set1_epi16)(0x7e00))));
 }
 
-VEC_INLINE void fma_decode8(const bool integers, const float scale[16], int64_t steps, const uint8_t *codes,
-			    uint16_t *dst)
+VEC_INLINE void fma_decode8(const bool integers, const float scale[16], int64_t steps,
+			    const uint8_t *codes, uint16_t *dst)
 {
 	float lanes[DECODE_T][VEC_LANES];
 
 	for (int i = 0; i < 64; i++)
-		lanes[i / VEC_LANES][i % VEC_LANES] = integers ? scale[i / 4] : scale[i / 4] * 0x1p8f;
+		lanes[i / VEC_LANES][i % VEC_LANES] =
+			integers ? scale[i / 4] : scale[i / 4] * 0x1p8f;
 	for (; steps > 0; steps--, codes += 128, dst += 128) {
 		vec_prefetch_l1(codes + DECODE_AHEAD);
 		vec_prefetch_l1(codes + DECODE_AHEAD + 64);
@@ -178,12 +187,14 @@ VEC_INLINE void fma_decode8(const bool integers, const float scale[16], int64_t 
 	}
 }
 
-static void fma_decode_integers(const float scale[16], int64_t steps, const uint8_t *codes, uint16_t *dst)
+static void fma_decode_integers(const float scale[16], int64_t steps, const uint8_t *codes,
+				uint16_t *dst)
 {
 	fma_decode8(true, scale, steps, codes, dst);
 }
 
-static void fma_decode_e4m3(const float scale[16], int64_t steps, const uint8_t *codes, uint16_t *dst)
+static void fma_decode_e4m3(const float scale[16], int64_t steps, const uint8_t *codes,
+			    uint16_t *dst)
 {
 	fma_decode8(false, scale, steps, codes, dst);
 }
@@ -224,8 +235,8 @@ static bool fma_decodes(const struct moe_coded_panel *p)
 }
 
 /* Columns k0 and `steps` steps on, of one group; how many steps were decoded. */
-static int64_t fma_decode_group(const struct moe_coded_panel *p, int64_t group, int64_t k0, int64_t steps,
-				uint16_t *dst)
+static int64_t fma_decode_group(const struct moe_coded_panel *p, int64_t group, int64_t k0,
+				int64_t steps, uint16_t *dst)
 {
 	const struct moe_format *f = p->coding->format;
 	const uint8_t *codes = p->codes + k0 * 16 * f->bits / 8;
@@ -260,7 +271,8 @@ static void fma_decode(const struct moe_coded_panel *p, int64_t k0, int64_t k, u
 		return;
 	}
 	for (int64_t next, done; k0 < end; k0 = next, group++) {
-		next = group == p->groups - 1 ? end : MOE_MIN(end, (group + 1) * c->group - c->phase);
+		next = group == p->groups - 1 ? end
+					      : MOE_MIN(end, (group + 1) * c->group - c->phase);
 		done = DECODE_STEP * fma_decode_group(p, group, k0, (next - k0) / DECODE_STEP, dst);
 		if (done < next - k0)
 			moe_coded_decode(p, k0 + done, next - k0 - done, dst + 16 * done);

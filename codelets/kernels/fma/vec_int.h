@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Integers beside the vectors of vec.h, of its width: names of intrinsics, scales of quantised panels, rounding to bf16. */
+/* Integers beside the vectors of vec.h, of its width: names of intrinsics, scales of quantised
+ * panels, rounding to bf16. */
 #ifndef MOE_CODELETS_KERNELS_FMA_VEC_INT_H
 #define MOE_CODELETS_KERNELS_FMA_VEC_INT_H
 
 #include "codelets/kernels/fma/vec.h"
 #include "codelets/kernels/packed/coded.h"
 
-/* V(add_epi32), and IVEC(and) for those that end with the width; H and HVEC: vectors half as wide */
+/* V(add_epi32), and IVEC(and) for those that end with the width; H and HVEC: vectors half as wide
+ */
 #if VEC_LANES == 16
 #define V(name) _mm512_##name
 #define IVEC(name) _mm512_##name##_si512
@@ -33,7 +35,8 @@ VEC_INLINE void ivec_store(void *p, ivec v)
 	IVEC(storeu)((ivec *)p, v);
 }
 
-/* bf16 bits of normal numbers (or 0, infinities, quiet NaN), rounded to nearest even, in the low half of each dword */
+/* bf16 bits of normal numbers (or 0, infinities, quiet NaN), rounded to nearest even, in the low
+ * half of each dword */
 VEC_INLINE ivec vec_rounded(vec v)
 {
 	ivec bits = IVEC(castps)(v), odd = IVEC(and)(V(srli_epi32)(bits, 16), V(set1_epi32)(1));
@@ -72,7 +75,8 @@ VEC_INLINE void vec_scales(const struct moe_coded_panel *p, int64_t group, float
 						     (const hvec *)(const void *)(at + 2 * i))));
 			break;
 		default: { /* 2^(b - 127), or NaN for 255 */
-			ivec b = V(cvtepu8_epi32)(_mm_loadu_si128((const __m128i *)(const void *)(at + i)));
+			ivec b = V(cvtepu8_epi32)(
+				_mm_loadu_si128((const __m128i *)(const void *)(at + i)));
 			float *to = scale + i;
 
 			ivec_store(to, V(slli_epi32)(b, 23));
