@@ -19,10 +19,8 @@ bool avx512_bf16_decodes(const struct moe_coded_panel *p);
 
 /* fwd_coded.c, fwd_coded_vbmi.c: struct moe_tiles.fwd_coded */
 bool avx512_bf16_fwd_coded(int m, const struct moe_coded_panel *p, const struct moe_fwd_seg *seg,
-			   int nseg, float *y, int64_t ldy, enum moe_out out);
-bool avx512_bf16_fwd_magnitudes(int m, const struct moe_coded_panel *p,
-				const struct moe_fwd_seg *seg, int nseg, float *y, int64_t ldy,
-				enum moe_out out);
+			   int nseg, const uint16_t *next, float *y, int64_t ldy, enum moe_out out,
+			   uint16_t *buffer);
 
 /* decode_vbmi.c: 8-bit codes of sign and magnitude; `steps` of one group, for CPUs with AVX512-VBMI
  */

@@ -384,7 +384,7 @@ void moe_forward(const struct moe_tiles *t, int m, const struct moe_weight *W, i
 	if (moe_is_coded(W) && t->fwd_coded) {
 		struct moe_coded_panel p = moe_coded_panel(W, index);
 
-		if (t->fwd_coded(m, &p, seg, nseg, y, ldy, out))
+		if (t->fwd_coded(m, &p, seg, nseg, next, y, ldy, out, buffer))
 			return;
 	}
 	seg->w = moe_forward_panel(t, W, index, buffer);
