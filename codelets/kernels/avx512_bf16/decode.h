@@ -78,6 +78,32 @@ INLINE void tables4(const bool zeros, __m512 values, __m512 scale, __m512 zero, 
 	}
 }
 
+/* What the vectors of a group are made with: 4 bits, words of rows 2 i and 2 i + 1; 8-bit integers, their scales, 8
+ * lanes each (forward); FP8, low and high bytes. */
+struct coded_tables {
+	_Alignas(64) float scale[16];
+	float zero[16];
+	__m512i table[8];
+	uint32_t last; /* bits of the scale that FP8's are of */
+};
+
+/* tables4 of scales and zeros (NULL: none) in memory */
+INLINE void memory_tables4(__m512 values, const float *scale, const float *zero, __m512i table[8])
+{
+#pragma GCC unroll 8
+	for (int i = 0; i < 8; i++) {
+		__m512 a = values, b = values;
+
+		if (zero) {
+			a = _mm512_sub_ps(a, _mm512_set1_ps(zero[2 * i]));
+			b = _mm512_sub_ps(b, _mm512_set1_ps(zero[2 * i + 1]));
+		}
+		a = _mm512_mul_ps(a, _mm512_set1_ps(scale[2 * i]));
+		b = _mm512_mul_ps(b, _mm512_set1_ps(scale[2 * i + 1]));
+		table[i] = two(a, b);
+	}
+}
+
 /* Rows 4 z .. 4 z + 3 of a step's 64 bytes */
 INLINE __m512i look_up4(const __m512i table[8], const uint8_t *codes, const int z)
 {

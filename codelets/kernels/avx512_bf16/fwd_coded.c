@@ -44,23 +44,6 @@ INLINE void few4(const int rows, const int sets, const bool keep, const enum moe
 	coded_finish(rows, sets, sum, c);
 }
 
-/* tables4 of scales and zeros in memory */
-INLINE void memory_tables4(const bool zeros, __m512 values, struct coded_tables *t)
-{
-#pragma GCC unroll 8
-	for (int i = 0; i < 8; i++) {
-		__m512 a = values, b = values;
-
-		if (zeros) {
-			a = _mm512_sub_ps(a, _mm512_set1_ps(t->zero[2 * i]));
-			b = _mm512_sub_ps(b, _mm512_set1_ps(t->zero[2 * i + 1]));
-		}
-		a = _mm512_mul_ps(a, _mm512_set1_ps(t->scale[2 * i]));
-		b = _mm512_mul_ps(b, _mm512_set1_ps(t->scale[2 * i + 1]));
-		t->table[i] = two(a, b);
-	}
-}
-
 INLINE void more4(const int rows, const bool keep, const enum moe_dtype dtype,
 		  const struct coded_call *c)
 {
@@ -80,9 +63,9 @@ INLINE void more4(const int rows, const bool keep, const enum moe_dtype dtype,
 		_mm512_store_ps(t->scale, scales_of(p, dtype, group));
 		if (p->coding->zero) {
 			moe_coded_zeros(p, group, t->zero);
-			memory_tables4(true, values, t);
+			memory_tables4(values, t->scale, t->zero, t->table);
 		} else {
-			memory_tables4(false, values, t);
+			memory_tables4(values, t->scale, NULL, t->table);
 		}
 		for (; k < end; k += 8, codes += 64, x += 8 * rows) {
 			_mm_prefetch((const char *)codes + FUSED_AHEAD, _MM_HINT_T0);

@@ -15,14 +15,6 @@
 #define FEW_ROWS 4	 /* also the fewest rows of a tile that others follow */
 #define FUSED_AHEAD 4096 /* bytes from a read to its prefetch, into the next panel at the end */
 
-/* What the vectors of a group are made with: 4 bits, words of rows 2 i and 2 i + 1; 8-bit integers, their scales, 8
- * lanes each; FP8, low and high bytes. */
-struct coded_tables {
-	_Alignas(64) float scale[16];
-	float zero[16];
-	__m512i table[8];
-};
-
 struct coded_call {
 	const struct moe_coded_panel *p;
 	const struct moe_fwd_seg *seg;

@@ -423,6 +423,16 @@ void moe_backward_slice(const struct moe_tiles *t, int m, const struct moe_weigh
 	}
 }
 
+int moe_backward_columns(const struct moe_tiles *t, int m, const struct moe_weight *W, int64_t n)
+{
+	struct moe_coded_panel p;
+
+	if (!moe_is_coded(W))
+		return t->bwd_columns(m);
+	p = moe_coded_panel(W, 0);
+	return t->bwd_takes && t->bwd_takes(m, &p) ? t->bwd_columns(m) : moe_coded_columns(n);
+}
+
 int moe_coded_columns(int64_t n)
 {
 	int columns = 128; /* divides MOE_CHUNK */
