@@ -207,7 +207,7 @@ void moe_packed_linear_bwd(const struct moe_tiles *t, moe_pack_rows *pack, int m
 			   void *scratch)
 {
 	int64_t np = moe_round_up(W->n, MOE_PACK_N), kp = moe_round_up(W->k, MOE_PACK_K);
-	int r = lora ? lora->r : 0, step = moe_is_coded(W) ? moe_coded_columns(np) : t->bwd_columns(m);
+	int r = lora ? lora->r : 0, step = moe_backward_columns(t, m, W, np);
 	int64_t rp = moe_round_up(r, t->lora_pad);
 	struct moe_carver c = { .base = scratch };
 	bool fused = r && !drops(lora);
