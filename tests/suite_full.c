@@ -321,6 +321,14 @@ out:
 	free(got);
 }
 
+/*
+ * Limits: of all losses, of the first one, of the first norm, of all norms, of the way. With rounded operands a token
+ * chooses another expert here and there, which a learning rate of .01 makes larger in every step (f32 gradients and
+ * bf16 weights, tables avx2 and avx512f, go .18 of the way off with mixtral): only what precedes an update is close.
+ */
+enum { LOSSES, FIRST_LOSS, FIRST_NORM, NORMS, WAY, LIMITS };
+static const double limits[2][LIMITS] = { { 1e-5, 1e-5, 1e-4, 1e-4, 1e-3 }, { 4e-2, 1e-3, 1e-2, .3, .25 } };
+
 /* micro: documents in one micro-batch, or one each. */
 static void check_steps(struct moe_engine *e, const char *name, int micro)
 {
@@ -328,9 +336,8 @@ static void check_steps(struct moe_engine *e, const char *name, int micro)
 	struct run r = { .lr = 1e-2, .weight_decay = 0.1, .max_norm = 1 };
 	char path[128];
 	struct distances d = { .f = &f };
-	double loss[STEPS + 1], worst = 0, worst_norm = 0;
-	static const double limits[2][3] = { { 1e-5, 1e-4, 1e-3 }, { 2e-2, 0.2, 0.15 } };
-	int limit;
+	double loss[STEPS + 1], off[LIMITS] = { 0 };
+	const double *limit = limits[table_is_packed()];
 
 	open_fixture(&f, name);
 	snprintf(path, sizeof path, "tests/fixtures/full/%s", name);
@@ -342,19 +349,24 @@ static void check_steps(struct moe_engine *e, const char *name, int micro)
 		moe_model_batch_add(&r.batch[i % micro], f.ids + i * f.n, f.labels + i * f.n, f.n);
 	for (int i = 0; i <= STEPS; i++) {
 		loss[i] = step(&r, i < STEPS);
-		worst = fmax(worst, fabs(loss[i] - f.losses[i]) / f.losses[i]);
+		off[LOSSES] = fmax(off[LOSSES], fabs(loss[i] - f.losses[i]) / f.losses[i]);
 		if (i < STEPS)
-			worst_norm = fmax(worst_norm, fabs(r.norm.norm - f.norms[i]) / f.norms[i]);
+			off[NORMS] = fmax(off[NORMS], fabs(r.norm.norm - f.norms[i]) / f.norms[i]);
+		if (!i) {
+			off[FIRST_LOSS] = off[LOSSES];
+			off[FIRST_NORM] = off[NORMS];
+		}
 	}
 	OK(moe_safetensors_open(moe_test_path(path), &d.before));
 	each_tensor(r.m, add_distance, &d);
-	printf("  %s, %s, %d micro-batches: losses off by %.1e, norms %.1e, %d tensors after %d "
-	       "steps %.1e\n",
-	       table()->name, name, micro, worst, worst_norm, d.n, STEPS, sqrt(d.off / d.way));
+	off[WAY] = sqrt(d.off / d.way);
+	printf("  %s, %s, %d micro-batches: losses off by %.1e (the first by %.1e), norms by %.1e (%.1e), %d tensors "
+	       "after %d steps by %.1e\n",
+	       table()->name, name, micro, off[LOSSES], off[FIRST_LOSS], off[NORMS], off[FIRST_NORM], d.n, STEPS,
+	       off[WAY]);
 	CU_ASSERT_EQUAL((size_t)d.n, moe_safetensors_count(d.before));
-	limit = table_is_packed() ? 1 : 0;
-	CU_ASSERT(worst < limits[limit][0] && worst_norm < limits[limit][1] &&
-		  sqrt(d.off / d.way) < limits[limit][2]);
+	for (int i = 0; i < LIMITS; i++)
+		CU_ASSERT(off[i] < limit[i]);
 	moe_safetensors_close(d.before);
 	free_run(&r);
 	moe_model_close(r.m);
