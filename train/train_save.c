@@ -195,7 +195,9 @@ static enum moe_status take_best(struct moe_run *r)
 	if (!dir)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for a path");
 	scratch.expert_rows = NULL;
-	st = moe_train_state_load(r->t->decoder, dir, &scratch);
+	st = moe_state_check(dir, r->progress.best_step);
+	if (st == MOE_OK)
+		st = moe_train_state_load(r->t->decoder, dir, &scratch);
 	moe_free(dir);
 	if (st != MOE_ERR_IO || !r->p->continue_on_save_error)
 		return st;

@@ -5,6 +5,7 @@ goes on and ends with the bits, the log and the files of one that was never inte
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import unittest
@@ -143,6 +144,35 @@ class Adapter(Interrupted):
             found = self.result()
             for key in ("weights", "log", "card"):
                 self.assertEqual(found[key], whole[key], key)
+
+    def test_damaged_checkpoints(self):
+        """The newest one that is whole is gone on from, whatever of the later ones is damaged; the end has the same bits."""
+        whole, _ = self.whole()
+        for file, damage in (("state.safetensors", "flip"), ("state.safetensors", "cut"), ("adapter_model.safetensors", "flip"),
+                             ("state.json", "flip")):  # fmt: skip
+            self.out = self.path(f"damaged-{file}-{damage}")
+            shutil.copytree(self.path("whole"), self.out)
+            newest = max((n for n in os.listdir(self.out) if n.startswith("checkpoint-")), key=lambda n: int(n.split("-")[1]))
+            path = os.path.join(self.out, newest, file)
+            size = os.path.getsize(path)
+            with open(path, "r+b") as f:
+                if damage == "cut":
+                    f.truncate(size - 5)
+                else:
+                    f.seek(size // 2 if file != "state.json" else size - 30)
+                    byte = f.read(1)
+                    f.seek(-1, os.SEEK_CUR)
+                    f.write(bytes([byte[0] ^ 4]))
+            result = self.run_tool(*self.arguments("--resume"))
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIn(f"{newest} is passed over", result.stderr)
+            self.assertIn(file, result.stderr)
+            self.assertEqual(self.result(), whole, (file, damage))
+            with open(path, "r+b") as f:
+                f.truncate(10)
+            line = self.bad(2, *self.arguments("--resume", os.path.join(self.out, newest)))
+            self.assertIn(file, line)
+            self.assertIn("without a folder", line)
 
     def test_out_of_time(self):
         whole, _ = self.whole()

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/moesaic/model.h"
+
+#include "engine/size.h"
 #include "tools/moesaic/start_noise.h"
 
 #include <stdlib.h>
@@ -244,11 +246,6 @@ static const char *grouped(int64_t value)
 	return out;
 }
 
-static double gib(int64_t bytes)
-{
-	return (double)bytes / (1 << 30);
-}
-
 /* Weights that are trained themselves. */
 static void describe_whole(const struct moe_model_info *i, FILE *to)
 {
@@ -320,18 +317,19 @@ void tool_model_describe(const struct tool_model *m, const struct settings *s, F
 		100 * (double)i->trainable_params / (double)all);
 	if (i->expert_format)
 		fprintf(to, "weights      experts in %s, frozen\n", i->expert_format);
-	fprintf(to, "memory       weights %.2f GiB, %s %.2f, activations %.2f, runtime %.2f\n",
-		gib(i->weight_bytes), i->whole_params ? "gradients and moments" : "adapter",
-		gib(i->lora_bytes), gib(i->activation_bytes), gib(i->handles * HANDLE_BYTES));
-	fprintf(to, "planned      %.2f GiB of %.2f %s", gib(i->planned_bytes), gib(i->allowed_bytes),
+	fprintf(to, "memory       weights %s, %s %s, activations %s, runtime %s\n",
+		moe_size(i->weight_bytes).text, i->whole_params ? "gradients and moments" : "adapter",
+		moe_size(i->lora_bytes).text, moe_size(i->activation_bytes).text,
+		moe_size(i->handles * HANDLE_BYTES).text);
+	fprintf(to, "planned      %s of %s %s", moe_size(i->planned_bytes).text, moe_size(i->allowed_bytes).text,
 		settings_has(s, "memory-limit") ? "(--memory-limit)" : "there is");
 	if (i->trained_layers)
 		fprintf(to, "; %d micro-batch%s in flight, activations of %d of %d layers computed again", i->slots,
 			i->slots == 1 ? "" : "es", i->recomputed_layers, i->trained_layers);
 	if (i->wanted_bytes > i->planned_bytes)
-		fprintf(to, "; with 2 and all kept %.2f", gib(i->wanted_bytes));
+		fprintf(to, "; with 2 and all kept %s", moe_size(i->wanted_bytes).text);
 	fputc('\n', to);
 	if (i->touched_bytes)
-		fprintf(to, "             gradients and moments: first touch of %.2f GiB took %.2f s\n",
-			gib(i->touched_bytes), i->touch_seconds);
+		fprintf(to, "             gradients and moments: first touch of %s took %.2f s\n",
+			moe_size(i->touched_bytes).text, i->touch_seconds);
 }
