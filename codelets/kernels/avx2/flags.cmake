@@ -1,1 +1,1 @@
-set(ISA_FLAGS -mavx2 -mfma)
+set(ISA_FLAGS -mavx2 -mfma -mf16c)
