@@ -69,13 +69,16 @@ INLINE void more4(const int rows, const bool keep, const enum moe_dtype dtype,
 		}
 		for (; k < end; k += 8, codes += 64, x += 8 * rows) {
 			_mm_prefetch((const char *)codes + FUSED_AHEAD, _MM_HINT_T0);
-#pragma GCC unroll 4
-			for (int z = 0; z < 4; z++) {
-				__m512i w = look_up4(t->table, codes, z);
+#pragma GCC unroll 2
+			for (int z = 0; z < 4; z += 2) {
+				__m512i w[2] = { look_up4(t->table, codes, z),
+						 look_up4(t->table, codes, z + 1) };
 
-				if (keep)
-					_mm512_store_si512(kept + 32 * z, w);
-				coded_dot(rows, sum[0], z, w, x);
+				if (keep) {
+					_mm512_store_si512(kept + 32 * z, w[0]);
+					_mm512_store_si512(kept + 32 * z + 32, w[1]);
+				}
+				coded_pair(rows, sum[0], z, w, x);
 			}
 			kept += keep ? 128 : 0;
 		}
@@ -119,18 +122,6 @@ INLINE void few8(const int rows, const int sets, const bool keep, const enum moe
 	coded_finish(rows, sets, sum, c);
 }
 
-/* integers, two rows at a time: their scales have 8 lanes each */
-INLINE __m512i row_integers(const uint8_t *codes, const struct coded_tables *t, const int j)
-{
-	__m128i a = _mm_load_si128((const __m128i *)(codes + 16 * j));
-	__m128i b = _mm_load_si128((const __m128i *)(codes + 64 + 16 * j));
-	__m512 f0 = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_unpacklo_epi32(a, b)));
-	__m512 f1 = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_unpackhi_epi32(a, b)));
-
-	return two(_mm512_mul_ps(f0, _mm512_castsi512_ps(t->table[2 * j])),
-		   _mm512_mul_ps(f1, _mm512_castsi512_ps(t->table[2 * j + 1])));
-}
-
 INLINE void more8(const int rows, const bool keep, const enum moe_dtype dtype,
 		  const struct coded_call *c)
 {
@@ -138,30 +129,27 @@ INLINE void more8(const int rows, const bool keep, const enum moe_dtype dtype,
 	int64_t kp = c->seg->k;
 	const uint8_t *codes = p->codes;
 	const uint16_t *x = (const uint16_t *)c->seg->x + c->seg->col * rows;
-	struct coded_tables *t = c->tables;
-	__m512 sum[2][FWD_ROWS][4];
+	__m512 *scale = (__m512 *)(void *)c->tables->table, sum[2][FWD_ROWS][4];
 	uint16_t *kept = c->keep;
 
 	coded_begin(rows, 1, sum);
 	for (int64_t group = 0, k = 0; k < kp; group++) {
 		int64_t end = coded_end(p, group, kp);
 
-		_mm512_store_ps(t->scale, scales_of(p, dtype, group));
-#pragma GCC unroll 8
-		for (int i = 0; i < 8; i++)
-			t->table[i] = _mm512_castps_si512(
-				_mm512_mask_blend_ps(0xff00, _mm512_set1_ps(t->scale[2 * i]),
-						     _mm512_set1_ps(t->scale[2 * i + 1])));
+		scales8(scales_of(p, dtype, group), scale);
 		for (; k < end; k += 8, codes += 128, x += 8 * rows) {
 			_mm_prefetch((const char *)codes + FUSED_AHEAD, _MM_HINT_T0);
 			_mm_prefetch((const char *)codes + FUSED_AHEAD + 64, _MM_HINT_T0);
-#pragma GCC unroll 4
-			for (int j = 0; j < 4; j++) {
-				__m512i w = row_integers(codes, t, j);
+#pragma GCC unroll 2
+			for (int j = 0; j < 4; j += 2) {
+				__m512i w[2] = { integers(codes, scale, j),
+						 integers(codes, scale, j + 1) };
 
-				if (keep)
-					_mm512_store_si512(kept + 32 * j, w);
-				coded_dot(rows, sum[0], j, w, x);
+				if (keep) {
+					_mm512_store_si512(kept + 32 * j, w[0]);
+					_mm512_store_si512(kept + 32 * j + 32, w[1]);
+				}
+				coded_pair(rows, sum[0], j, w, x);
 			}
 			kept += keep ? 128 : 0;
 		}

@@ -32,7 +32,7 @@ coded_fn avx512_bf16_fwd_magnitudes(int rows, bool keep, const struct moe_coded_
 
 INLINE __m512i coded_x(const uint16_t *x)
 {
-	return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)x));
+	return lanes(x);
 }
 
 /* One step: 4 vectors of 4 rows n x 8 k against `rows` rows of x */
@@ -49,13 +49,20 @@ INLINE void coded_dots(const int rows, __m512 sum[FWD_ROWS][4], const __m512i w[
 	}
 }
 
-/* One of the 4 vectors. Nothing that was read stays in registers: there are none. */
-INLINE void coded_dot(const int rows, __m512 sum[FWD_ROWS][4], const int j, __m512i w,
-		      const uint16_t *x)
+/*
+ * Two of the 4 vectors: with 24 sums there are no registers for more. Nothing that was read stays in one, and x is read
+ * twice, not four times: Zen 4 loads a vector, or 16 bytes into its lanes, once a cycle.
+ */
+INLINE void coded_pair(const int rows, __m512 sum[FWD_ROWS][4], const int j, const __m512i w[2],
+		       const uint16_t *x)
 {
 #pragma GCC unroll 6
-	for (int i = 0; i < rows; i++)
-		sum[i][j] = dot_bf16(sum[i][j], w, coded_x(x + 8 * i));
+	for (int i = 0; i < rows; i++) {
+		__m512i v = coded_x(x + 8 * i);
+
+		sum[i][j] = dot_bf16(sum[i][j], w[0], v);
+		sum[i][j + 1] = dot_bf16(sum[i][j + 1], w[1], v);
+	}
 	__asm__ volatile("" ::: "memory");
 }
 
