@@ -91,6 +91,20 @@ INLINE void few(const int rows, const int sets, const struct coded_call *c)
 	coded_finish(rows, sets, sum, c);
 }
 
+/* look_up */
+INLINE void memory_look_up(const struct tables *t, const struct fwd_orders *o, const uint8_t *codes, const int h,
+			   __m512i out[2])
+{
+	__m512i b = _mm512_permutex2var_epi32(_mm512_load_si512(codes), _mm512_load_si512(o->blocks[h]),
+					      _mm512_load_si512(codes + 64));
+	__m512i low = _mm512_permutex2var_epi8(t->low[0], b, t->low[1]);
+	__m512i high = _mm512_permutex2var_epi8(t->high[0], b, t->high[1]);
+
+	high = _mm512_ternarylogic_epi64(high, b, _mm512_load_si512(o->sign), 0x78); /* high ^ (b & sign) */
+	out[0] = _mm512_unpacklo_epi8(low, high);
+	out[1] = _mm512_unpackhi_epi8(low, high);
+}
+
 /* With tables in memory */
 INLINE void more(const int rows, const bool keep, const struct coded_call *c)
 {
@@ -101,6 +115,7 @@ INLINE void more(const int rows, const bool keep, const struct coded_call *c)
 	const uint8_t *codes = p->codes;
 	const uint16_t *x = (const uint16_t *)c->seg->x + c->seg->col * rows;
 	struct tables *t = (struct tables *)(void *)c->tables->table;
+	const struct fwd_orders *o = fwd_orders();
 	__m512 sum[2][FWD_ROWS][4];
 	uint16_t *kept = c->keep;
 
@@ -109,19 +124,15 @@ INLINE void more(const int rows, const bool keep, const struct coded_call *c)
 		int64_t end = coded_end(p, group, kp);
 
 		*t = tables_of(values, _mm512_set1_ps(scale[group * 16]));
-		for (; k < end; k += 8, codes += 128, x += 8 * rows)
-#pragma GCC unroll 2
-			for (int h = 0; h < 2; h++) {
-				__m512i v[2];
+		for (; k < end; k += 8, codes += 128, x += 8 * rows) {
+			__m512i w[4];
 
-				look_up(t, codes, h, v);
-				if (keep) {
-					_mm512_store_si512(kept, v[0]);
-					_mm512_store_si512(kept + 32, v[1]);
-					kept += 64;
-				}
-				coded_pair(rows, sum[0], 2 * h, v, x);
-			}
+#pragma GCC unroll 2
+			for (int h = 0; h < 2; h++)
+				memory_look_up(t, o, codes, h, w + 2 * h);
+			coded_step(rows, sum[0], w, x, keep, kept);
+			kept += keep ? 128 : 0;
+		}
 	}
 	coded_finish(rows, 1, sum, c);
 }
