@@ -1,2 +1,2 @@
 # No SLP: see avx512_bf16/flags.cmake.
-set(ISA_FLAGS -mavx2 -mfma -fno-tree-slp-vectorize)
+set(ISA_FLAGS -mavx2 -mfma -mf16c -fno-tree-slp-vectorize)

@@ -18,6 +18,7 @@ struct bwd_run {
 	int64_t stride;	   /* elements between panels */
 	int n;
 	const char *ahead; /* what to prefetch at the same stride, to be read next */
+	const struct bwd_codes *coded; /* to be decoded into w (bwd_coded.h); NULL: done, or plain */
 };
 
 /* Where sums begin ([rows][32], NULL: at zero) and end. */
@@ -26,6 +27,7 @@ struct bwd_target {
 	float *y;
 	int64_t ldy;
 	enum moe_out out;
+	struct coded_tables *tables; /* memory of tiles that decode */
 };
 
 /*
