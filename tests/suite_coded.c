@@ -145,6 +145,9 @@ static void decode_special(void)
 	for (int i = 0; i < 64; i++)
 		scale[i] = 0x1p-123f;
 	decode_panels(&q);
+	for (int i = 0; i < 64; i++)
+		scale[i] = i % 2 ? -1.5f : .003f;
+	decode_panels(&q);
 }
 
 static void test_special(void)
