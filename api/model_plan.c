@@ -43,6 +43,7 @@ static enum moe_status open_shadow(const struct moe_model *m, const struct moe_s
 	s->arch = m->arch;
 	s->lora = m->lora;
 	s->convert = m->convert;
+	s->expand = m->expand;
 	s->format = m->format;
 	s->backward = m->backward;
 	status = moe_engine_open_dry(moe_engine_parts(m->engine), moe_engine_workers(m->engine), &s->engine);
@@ -117,7 +118,7 @@ static enum moe_status count_tasks(struct moe_model *s, int T, int64_t *bytes)
 static int64_t loading_bytes(const struct moe_model *m)
 {
 	const struct moe_arch *a = &m->arch;
-	bool whole = m->convert || m->format || m->params.method != MOE_METHOD_LORA;
+	bool whole = m->convert || m->expand || m->format || m->params.method != MOE_METHOD_LORA;
 	int64_t most = MOE_MAX((int64_t)a->n_heads * a->head_dim, MOE_MAX((int64_t)MOE_VOCAB_CHUNK, a->moe_intermediate));
 
 	most = MOE_MAX(most, MOE_MAX(a->intermediate, a->shared_intermediate));
