@@ -186,7 +186,8 @@ static enum moe_status begin_coded(struct loader *l, const struct moe_st_quantis
 {
 	if (!l->pack)
 		return MOE_OK;
-	MOE_TRY(moe_pack_tensor(l->pack, t->scale));
+	if (t->scale != t->codes)
+		MOE_TRY(moe_pack_tensor(l->pack, t->scale));
 	if (t->zero)
 		MOE_TRY(moe_pack_tensor(l->pack, t->zero));
 	return moe_pack_tensor(l->pack, t->codes);
@@ -223,11 +224,40 @@ static enum moe_status load_weight(struct loader *l, enum moe_role role, int lay
 	return pack(l, role, layer, 0, t->data, t->dtype, t->shape[0], t->shape[1], part, w);
 }
 
+/* Embedding and head are multiplied plain. */
+static enum moe_status load_vocab_coded(struct loader *l, enum moe_role role, const struct moe_st_quantised *t,
+					struct moe_vocab *v)
+{
+	MOE_TRY(check_trained(l, role, t->codes, t->q.coding.format->name));
+	MOE_TRY(begin_coded(l, t));
+	for (int c = 0; c < v->n_chunks; c++) {
+		int64_t n0 = (int64_t)c * MOE_VOCAB_CHUNK, n = MOE_MIN((int64_t)MOE_VOCAB_CHUNK, t->q.n - n0);
+		int part = c % moe_engine_parts(l->m->engine);
+		struct moe_weight *w = &v->chunk[c];
+
+		if (!w->data)
+			w->data = take(l->m, moe_kernels()->weight_bytes(MOE_BF16, n, t->q.k, MOE_USE_GEMM), part, "weights");
+		if (!w->data)
+			return MOE_ERR_NOMEM;
+		if (l->pack)
+			MOE_TRY(moe_pack_decoded(l->pack, part, w, t->codes, &t->q, n0, n));
+		else
+			moe_kernels()->weight_pack(w, NULL, MOE_BF16, n, t->q.k, t->q.k, MOE_USE_GEMM);
+	}
+	return MOE_OK;
+}
+
 static enum moe_status load_vocab(struct loader *l, enum moe_role role, struct moe_vocab *v)
 {
 	const struct moe_st_tensor *t;
+	struct moe_st_quantised coded;
+	bool found = false;
 	size_t row;
 
+	if (l->st)
+		MOE_TRY(moe_model_find_quantised(l->m, l->st, role, -1, -1, &coded, &found));
+	if (found)
+		return load_vocab_coded(l, role, &coded, v);
 	MOE_TRY(next(l, role, -1, -1, &t));
 	MOE_TRY(check_trained(l, role, t, NULL));
 	row = (size_t)t->shape[1] * moe_dtype_size(t->dtype);

@@ -20,6 +20,7 @@ struct job {
 	const void *matrix;		   /* of the expert, all parts */
 	const struct moe_quantised *coded; /* or this: rows n0, n0 + step, ... */
 	int64_t n0, step;
+	const struct moe_st_tensor *decode; /* coded becomes plain */
 	const struct moe_format *as; /* a plain matrix becomes codes, in all parts */
 	const struct moe_trained *trained; /* of a dense weight, or NULL */
 };
@@ -244,6 +245,20 @@ enum moe_status moe_pack_coded(struct moe_pack *p, int part, struct moe_weight *
 	return add(p, &j);
 }
 
+enum moe_status moe_pack_decoded(struct moe_pack *p, int part, struct moe_weight *w, const struct moe_st_tensor *t,
+				 const struct moe_quantised *q, int64_t n0, int64_t n)
+{
+	struct job j = { .source = { w, NULL, n, q->k, q->k },
+			 .dtype = MOE_BF16,
+			 .tensor = p->n_tensors - 1,
+			 .part = part,
+			 .n0 = n0,
+			 .decode = t };
+
+	MOE_TRY(keep_coded(p, q, &j.coded));
+	return add(p, &j);
+}
+
 /* Each part's rows are its own, with their scales. */
 static bool parts_have_rows(const struct moe_experts *e, enum moe_expert_matrix which, const struct moe_quantised *q,
 			    int64_t n0, int64_t step)
@@ -364,6 +379,31 @@ static enum moe_status fetch_coded(struct moe_fetch *f, const struct moe_pack *p
 	return p->m->expand && j->experts ? run_expanded(&here, name, bad) : run_coded(&here, name, bad);
 }
 
+/* Codes of a weight that is packed plain. */
+static enum moe_status fetch_decoded(struct moe_fetch *f, const struct job *j, const char *name)
+{
+	const struct moe_pack_source *s = &j->source;
+	uint16_t *plain = moe_alloc((size_t)(s->n * s->k), sizeof *plain);
+	float *row = moe_alloc((size_t)s->k, sizeof *row);
+	enum moe_status st = plain && row ? MOE_OK : moe_fail(MOE_ERR_NOMEM, "%s: out of memory", name);
+	struct moe_quantised q;
+	int64_t first = 0;
+
+	if (st == MOE_OK)
+		st = moe_fetch_coded(f, j->coded, j->n0, s->n, &q, &first);
+	if (st == MOE_OK)
+		st = moe_check_scales(&q, name);
+	for (int64_t i = 0; st == MOE_OK && i < s->n; i++) {
+		moe_st_quantised_row(j->decode, &q, j->n0 - first + i, 0, s->k, row);
+		moe_from_f32(plain + i * s->k, MOE_BF16, row, (size_t)s->k);
+	}
+	if (st == MOE_OK)
+		moe_kernels()->weight_pack(s->w, plain, MOE_BF16, s->n, s->k, s->k, MOE_USE_GEMM);
+	moe_free(plain);
+	moe_free(row);
+	return st;
+}
+
 /* The whole matrix, so that the codes do not depend on how parts cut it. */
 static enum moe_status run_as(const struct job *j)
 {
@@ -456,6 +496,8 @@ static enum moe_status run(struct moe_fetch *f, struct moe_pack *p, const struct
 {
 	bool masters = j->trained || (j->experts && j->experts->part[0].base[j->which].value);
 
+	if (j->decode)
+		return fetch_decoded(f, j, name);
 	if (j->coded)
 		return fetch_coded(f, p, j, name, bad);
 	return masters || j->as ? fetch_whole(f, p, j, bad) : fetch_rows(f, p, j, bad);

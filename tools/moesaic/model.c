@@ -40,9 +40,19 @@ static int check_folder(const char *flag, const char *dir, const char *file)
 	return there ? 0 : cli_fail(CLI_USAGE, "--%s %s: it has no %s", flag, dir, file);
 }
 
+/* A folder, or a GGUF file: what is in a file its reader tells. */
+static int check_model(const char *model)
+{
+	struct stat st;
+
+	if (stat(model, &st) == 0 && S_ISREG(st.st_mode))
+		return 0;
+	return check_folder("model", model, "config.json");
+}
+
 int tool_model_check(const struct settings *s)
 {
-	int rc = check_folder("model", settings_text(s, "model"), "config.json");
+	int rc = check_model(settings_text(s, "model"));
 
 	if (!rc && settings_has(s, "adapter"))
 		rc = check_folder("adapter", settings_text(s, "adapter"), "adapter_config.json");
