@@ -152,7 +152,7 @@ const struct option options_machine[] = {
 	{ "kt-weights", OPTION_TEXT, 0, "DIR", NULL,
 	  "experts from kt-kernel's INT8 or INT4 files (_layer_N/_numa_M/*.kt, or blk.N safetensors), the rest from --model", 0,
 	  0, "", NULL },
-	{ "weights", OPTION_CHOICE, 0, "keep|int8|int4|fp8|mxfp4", "keep",
+	{ "weights", OPTION_CHOICE, 0, "keep|bf16|int8|int4|fp8|mxfp4", "keep",
 	  "format of plain experts in memory; keep: as stored", 0, 0, "", NULL },
 	{ "policy", OPTION_TEXT, 0, "NAME", "lws", "StarPU's scheduling policy", 0, 0, "", NULL },
 	{ .name = NULL },
