@@ -230,6 +230,8 @@ enum moe_status moe_run_set_up(struct moe_run *r)
 	MOE_TRY(moe_expert_stats_create(r->t->decoder, &r->experts));
 	MOE_TRY(create_steps(r));
 	MOE_TRY(resume(r));
+	r->saved = r->p->resume ? r->progress.step : 0;
+	MOE_TRY(moe_run_check_room(r));
 	return moe_train_log_open(r->p->output_dir, r->progress.step, &r->log);
 }
 

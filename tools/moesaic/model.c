@@ -40,9 +40,19 @@ static int check_folder(const char *flag, const char *dir, const char *file)
 	return there ? 0 : cli_fail(CLI_USAGE, "--%s %s: it has no %s", flag, dir, file);
 }
 
+/* A folder, or a GGUF file: what is in a file its reader tells. */
+static int check_model(const char *model)
+{
+	struct stat st;
+
+	if (stat(model, &st) == 0 && S_ISREG(st.st_mode))
+		return 0;
+	return check_folder("model", model, "config.json");
+}
+
 int tool_model_check(const struct settings *s)
 {
-	int rc = check_folder("model", settings_text(s, "model"), "config.json");
+	int rc = check_model(settings_text(s, "model"));
 
 	if (!rc && settings_has(s, "adapter"))
 		rc = check_folder("adapter", settings_text(s, "adapter"), "adapter_config.json");
@@ -52,17 +62,32 @@ int tool_model_check(const struct settings *s)
 	return rc;
 }
 
+/* A line that is updated, or one every ten seconds where stderr is no terminal: of long loads only. */
+#define LINE_S 10
+
 static void show_loading(const char *what, int64_t done, int64_t total, void *user)
 {
 	struct tool_model *m = user;
-	struct timespec now;
+	struct timespec t;
+	double now, rate;
+	long left;
 
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	if (m->loading_shown && now.tv_sec * 10 + now.tv_nsec / 100000000 == m->shown_tenth)
+	(void)what;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	now = (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+	if (m->load_start <= 0) {
+		m->load_start = m->load_shown = now;
+		m->load_first = done;
+	}
+	if (now - m->load_shown < (m->terminal ? .1 : LINE_S))
 		return;
-	m->shown_tenth = now.tv_sec * 10 + now.tv_nsec / 100000000;
-	fprintf(stderr, "\r  loading %s %lld/%lld\033[K", what, (long long)done, (long long)total);
-	m->loading_shown = true;
+	m->load_shown = now;
+	rate = (double)(done - m->load_first) / (now - m->load_start);
+	left = rate > 0 ? (long)((double)(total - done) / rate + .5) : 0;
+	fprintf(stderr, m->terminal ? "\r  loading %s of %s  %.2f GB/s  %ld:%02ld left\033[K"
+				    : "loading %s of %s  %.2f GB/s  %ld:%02ld left\n",
+		moe_size(done).text, moe_size(total).text, rate * 1e-9, left / 60, left % 60);
+	m->loading_shown = m->terminal;
 }
 
 static int open_both(struct tool_model *m, const struct settings *s, struct moe_model_params *p)
@@ -84,7 +109,9 @@ static int open_both(struct tool_model *m, const struct settings *s, struct moe_
 	p->dir = settings_text(s, "model");
 	p->adapter = settings_text(s, "adapter");
 	p->memory_limit = settings_int(s, "memory-limit");
-	if (isatty(STDERR_FILENO) && !settings_on(s, "quiet")) {
+	m->terminal = isatty(STDERR_FILENO);
+	m->load_start = 0;
+	if (!settings_on(s, "quiet")) {
 		p->progress = show_loading;
 		p->user = m;
 	}

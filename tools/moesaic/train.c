@@ -440,7 +440,7 @@ static int train(struct training *t)
 	rc = start_trace(t);
 	if (rc)
 		return rc;
-	interrupt_watch();
+	interrupt_watch("\nstopping: finishing the first steps, then saving. Once more ends at once\n");
 	st = moe_train(t->model.model, &params, on_event, t, &result);
 	progress_close(&t->progress);
 	stop_trace(t);

@@ -20,7 +20,7 @@ void work_begin(struct work *w, const struct settings *s, const char *doing)
 			    .terminal = isatty(STDERR_FILENO) && !settings_on(s, "quiet"),
 			    .start = now() };
 	interrupt_remember();
-	interrupt_watch();
+	interrupt_watch("\nstopping; once more kills\n");
 }
 
 int work_progress(const char *what, int64_t done, int64_t total, void *user)
