@@ -270,7 +270,6 @@ static void spin_child(const void *arg)
 		run_graph(e, 20, 1, 0);
 		CHECK(info_of(e).pauses == before || moe_now_ns() - t > 1000000000);
 	}
-	before = info_of(e).pauses;
 	wait_for_sleep(e, before + 1);
 	run_graph(e, 20, 1, 0);
 	CHECK_OK(moe_engine_close(e));
