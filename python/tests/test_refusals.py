@@ -66,6 +66,8 @@ class Rows(DataTest):
         self.assertIn("cannot be read as a tokenizer", self.refuse(row))
         os.remove(os.path.join(self.model, "tokenizer.json"))
         self.assertIn("no tokenizer.json in it", self.refuse(row))
+        self.model = self.write("model/x.gguf", "GGUF")
+        self.assertIn("no tokenizer.json beside it", self.refuse(row))
 
     def test_no_tensors(self):
         for content in ("", "abc", "\x08" + "\0" * 7):
