@@ -457,21 +457,22 @@ enum moe_status moe_model_choose_format(struct moe_model *m, const struct moe_sa
 
 	m->convert = m->format = NULL;
 	m->params.weights = NULL; /* the caller's */
-	if (name && strcmp(name, "keep")) {
+	m->expand = name && !strcmp(name, "bf16");
+	if (name && strcmp(name, "keep") && !m->expand) {
 		m->convert = moe_format_find(name);
 		if (!m->convert || !m->convert->quantise)
-			return moe_fail(MOE_ERR_ARG, "weights \"%s\": keep, int8, int4, fp8 and mxfp4 are possible",
+			return moe_fail(MOE_ERR_ARG, "weights \"%s\": keep, bf16, int8, int4, fp8 and mxfp4 are possible",
 					name);
 	}
 	while (layer < m->arch.n_layers && !m->arch.layer_is_moe[layer])
 		layer++;
 	if (layer < m->arch.n_layers && st)
 		MOE_TRY(stored_coding(&l, layer, &c));
-	m->format = c.coded ? c.coding[0].format : m->convert;
+	m->format = c.coded && !m->expand ? c.coding[0].format : m->convert;
 	if (c.coded && m->convert && m->convert != m->format)
 		return moe_fail(MOE_ERR_UNSUPPORTED,
 				"the checkpoint's experts are %s: weights \"%s\" would quantise them twice; "
-				"\"keep\" loads them as they are", m->format->name, name);
+				"\"keep\" loads them as they are, \"bf16\" expands them", m->format->name, name);
 	return MOE_OK;
 }
 
@@ -491,7 +492,7 @@ static enum moe_status load_experts(struct loader *l, int layer, struct moe_expe
 	bool fused = l->st && moe_model_has(l->m, l->st, MOE_ROLE_EXPERTS_GATE_UP, layer, -1);
 	struct expert_coding c = { .coded = false };
 	const struct moe_st_tensor *t;
-	bool whole = moe_model_trains(l->m, MOE_ROLE_EXPERT_GATE);
+	bool coded, whole = moe_model_trains(l->m, MOE_ROLE_EXPERT_GATE);
 	struct moe_experts_shape s = {
 		.E = e->E,
 		.k = e->k,
@@ -515,7 +516,8 @@ static enum moe_status load_experts(struct loader *l, int layer, struct moe_expe
 
 	if (l->st)
 		MOE_TRY(stored_coding(l, layer, &c));
-	if (c.coded)
+	coded = c.coded && !l->m->expand;
+	if (coded)
 		s.coding = c.coding;
 	for (int j = 0; !c.coded && l->m->convert && j < MOE_EXPERT_MATRICES; j++) {
 		c.coding[j] = moe_format_coding(l->m->convert, j == MOE_DOWN ? e->I : e->H);
@@ -529,11 +531,11 @@ static enum moe_status load_experts(struct loader *l, int layer, struct moe_expe
 				       &t));
 	else
 		t = only_shape(l, MOE_ROLE_EXPERT_GATE, layer);
-	MOE_TRY(check_trained(l, MOE_ROLE_EXPERT_GATE, t, c.coded ? c.coding[0].format->name : NULL));
+	MOE_TRY(check_trained(l, MOE_ROLE_EXPERT_GATE, t, coded ? c.coding[0].format->name : NULL));
 	MOE_TRY(moe_experts_alloc(l->m->engine, &s,
 				  moe_model_packed_dtype(l->m, MOE_ROLE_EXPERT_GATE, t->dtype), e));
 	if (l->st && !l->pack)
-		MOE_TRY(describe_experts(l, e, t->dtype, c.coded));
+		MOE_TRY(describe_experts(l, e, t->dtype, coded));
 	else if (c.coded)
 		MOE_TRY(c.fused ? load_fused_coded(l, layer, e, c.coding)
 				: load_single_coded(l, layer, e, c.coding));

@@ -27,6 +27,7 @@ struct job {
 
 struct tensor {
 	const char *name;
+	const struct moe_st_tensor *from;
 	int64_t non_finite; /* both under the lock while jobs run */
 	int left;	    /* jobs */
 };
@@ -111,7 +112,7 @@ static enum moe_status grow(struct moe_pack *p, void **array, size_t n, size_t *
 enum moe_status moe_pack_tensor(struct moe_pack *p, const struct moe_st_tensor *t)
 {
 	MOE_TRY(grow(p, (void **)&p->tensor, p->n_tensors, &p->tensor_room, sizeof *p->tensor));
-	p->tensor[p->n_tensors++] = (struct tensor){ .name = t->name };
+	p->tensor[p->n_tensors++] = (struct tensor){ .name = t->name, .from = t };
 	p->total += (int64_t)t->bytes;
 	return MOE_OK;
 }
@@ -283,7 +284,7 @@ enum moe_status moe_pack_expert_coded(struct moe_pack *p, int back, struct moe_e
 			 .step = step };
 
 	MOE_TRY(keep_coded(p, q, &j.coded));
-	if (!parts_have_rows(e, which, q, n0, step))
+	if (p->m->expand || !parts_have_rows(e, which, q, n0, step))
 		return add_whole(p, &j);
 	for (j.part = 0; j.part < e->P; j.part++) {
 		j.source = moe_experts_source(e, which, expert, j.part, NULL, MOE_U8);
@@ -335,6 +336,28 @@ static enum moe_status run_coded(const struct job *j, const char *name, int64_t 
 	return MOE_OK;
 }
 
+/* What codes stand for, as bf16 weights. */
+static enum moe_status run_expanded(const struct job *j, const struct moe_st_tensor *from, const char *name,
+				    int64_t *bad)
+{
+	const struct moe_quantised *q = j->coded;
+	int64_t n = j->source.n, k = j->source.k;
+	uint16_t *plain = moe_alloc((size_t)(n * k), sizeof *plain);
+	float *row = moe_alloc((size_t)k, sizeof *row);
+	enum moe_status st = plain && row ? moe_check_scales(q, name) : moe_fail(MOE_ERR_NOMEM, "no memory to expand codes");
+
+	for (int64_t i = 0; st == MOE_OK && i < n; i++) {
+		moe_st_quantised_row(from, q, j->n0 + i * j->step, 0, k, row);
+		*bad += count_non_finite(MOE_F32, k, (const char *)row);
+		moe_from_f32(plain + i * k, MOE_BF16, row, (size_t)k);
+	}
+	for (int i = first_part(j); st == MOE_OK && i <= last_part(j); i++)
+		moe_experts_pack_part(j->experts, j->which, j->expert, i, plain, MOE_BF16);
+	moe_free(plain);
+	moe_free(row);
+	return st;
+}
+
 /* The rows of the source that a job of codes is made from: of a dense weight all. */
 static void rows_of(const struct job *j, int64_t *row0, int64_t *rows)
 {
@@ -345,7 +368,7 @@ static void rows_of(const struct job *j, int64_t *row0, int64_t *rows)
 	*rows = !e ? j->source.n : (j->source.n - 1) * j->step + 1;
 }
 
-static enum moe_status fetch_coded(struct moe_fetch *f, const struct job *j, const char *name, int64_t *bad)
+static enum moe_status fetch_coded(struct moe_fetch *f, const struct moe_pack *p, const struct job *j, const char *name, int64_t *bad)
 {
 	struct moe_quantised q;
 	struct job here = *j;
@@ -355,7 +378,7 @@ static enum moe_status fetch_coded(struct moe_fetch *f, const struct job *j, con
 	MOE_TRY(moe_fetch_coded(f, j->coded, row0, rows, &q, &first));
 	here.coded = &q;
 	here.n0 -= first;
-	return run_coded(&here, name, bad);
+	return p->m->expand && j->experts ? run_expanded(&here, p->tensor[j->tensor].from, name, bad) : run_coded(&here, name, bad);
 }
 
 /* Codes of a weight that is packed plain. */
@@ -478,7 +501,7 @@ static enum moe_status run(struct moe_fetch *f, struct moe_pack *p, const struct
 	if (j->decode)
 		return fetch_decoded(f, j, name);
 	if (j->coded)
-		return fetch_coded(f, j, name, bad);
+		return fetch_coded(f, p, j, name, bad);
 	return masters || j->as ? fetch_whole(f, p, j, bad) : fetch_rows(f, p, j, bad);
 }
 
