@@ -19,9 +19,7 @@
  * into L2 meanwhile.
  */
 #define INT_FEW 4
-#ifndef INT_AHEAD
-#define INT_AHEAD 2048
-#endif
+#define INT_AHEAD 2048 /* bytes from codes to their prefetch */
 
 /*
  * sum[lane] += products of 4 unsigned bytes of w and 4 signed ones of x. As asm, because gcc 12 spills around the
