@@ -397,12 +397,12 @@ static bool quick_slices(int m, const struct moe_bwd_seg *seg, int nseg, int col
 		return false;
 	for (int c = 0; c < columns; c += SLICE)
 		for (int t = 0, row = 0, rows; t < tiles.count; t++, row += rows) {
-			struct bwd_target to = { NULL, y + row * ldy + c, ldy, out };
+			struct bwd_target to = { NULL, y + row * ldy + c, ldy, out, NULL };
 			struct bwd_run run[MOE_MAX_SEGS];
 
 			rows = tile_rows(&tiles, t);
 			for (int s = 0; s < nseg; s++) {
-				struct piece p = { seg + s, 0, seg[s].n };
+				struct piece p = { seg + s, 0, seg[s].n, false };
 				const uint16_t *far =
 					seg[s].after ? seg[s].after : seg[s].w + 16 * columns;
 
@@ -411,7 +411,8 @@ static bool quick_slices(int m, const struct moe_bwd_seg *seg, int nseg, int col
 				run[s] = (struct bwd_run){ words_of(&p, row, rows), seg[s].w + 16 * c,
 							   seg[s].stride, seg[s].n,
 							   (const char *)far +
-								   (ahead == BWD_HALF) * t * 512 };
+								   (ahead == BWD_HALF) * t * 512,
+						   NULL };
 			}
 			avx512_bf16_bwd_raw[t < 2 ? ahead : BWD_NOTHING][rows](run, nseg, &to);
 		}
