@@ -80,9 +80,9 @@ static int check_tags(const cJSON *entry, const char *path, const char *name)
 {
 	static const char *const known[][2] = {
 		{ "role_tag", "from role" },	 { "content_tag", "value content" },
-		{ "user_tag", "human user" },	 { "assistant_tag", "gpt assistant" },
-		{ "system_tag", "system" },	 { "observation_tag", "observation tool" },
-		{ "function_tag", "function_call" },
+		{ "user_tag", "human user" },	 { "assistant_tag", "gpt assistant model chatgpt" },
+		{ "system_tag", "system" },	 { "observation_tag", "observation tool function" },
+		{ "function_tag", "function_call tool_call" },
 	};
 	const cJSON *tags = cJSON_GetObjectItemCaseSensitive(entry, "tags");
 
@@ -90,7 +90,7 @@ static int check_tags(const cJSON *entry, const char *path, const char *name)
 		const cJSON *tag = cJSON_GetObjectItemCaseSensitive(tags, known[i][0]);
 
 		if (cJSON_IsString(tag) && !option_word_among(tag->valuestring, known[i][1], ' '))
-			return cli_fail(CLI_USAGE, "%s: '%s' has %s \"%s\"; rows are read with: %s", path, name,
+			return cli_fail(CLI_USAGE, "%s: '%s' has %s '%s'; rows are read with: %s", path, name,
 					known[i][0], tag->valuestring, known[i][1]);
 	}
 	return 0;
