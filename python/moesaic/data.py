@@ -79,6 +79,9 @@ class Tokeniser:
     def template(self):
         if self._template is None:
             self._template = load_template(self.checkpoint, self.options.chat_template, self.options.template_vars)
+            unused = [] if self.options.quiet else self._template.unused(self.options.template_vars)
+            if unused:
+                print(f"moesaic data: the chat template does not read {', '.join(unused)} (--template-vars)", file=sys.stderr)
             if self.options.no_system:
                 self._template = NoSystem(self._template)
         return self._template

@@ -55,6 +55,11 @@ DATA = "data --model {m} --data"
 ROWS = [
     # flags
     ("trian", 2, "unknown command 'trian'", "did you mean 'train'?"),
+    ("chat", 2, "unknown command 'chat'", "did you mean 'generate'?"),
+    ("export", 2, "did you mean 'merge'?"),
+    ("train --model Qwen/Qwen3-30B-A3B --data {t} --output-dir {d}/out", 2, "no such folder", "hf download"),
+    ("estimate --model Qwen3-30B-A3B", 2, "no such folder or config.json", "hf download"),
+    ("train --model {m} --data {d}/absent.jsonl --output-dir {m}", 2, "is the base model's folder"),
     ("qqqqqqqqqqqq", 2, "unknown command", "moesaic --help"),
     ("--frobnicate", 2, "unknown flag --frobnicate", "moesaic --help"),
     ("--completion tcsh", 2, "--completion tcsh", "bash or zsh"),

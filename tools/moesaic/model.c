@@ -32,7 +32,8 @@ static int check_folder(const char *flag, const char *dir, const char *file)
 	bool there;
 
 	if (stat(dir, &st) || !S_ISDIR(st.st_mode))
-		return cli_fail(CLI_USAGE, "--%s %s: no such folder", flag, dir);
+		return cli_fail(CLI_USAGE, "--%s %s: no such folder%s", flag, dir,
+				strcmp(flag, "model") ? "" : TOOL_NO_DOWNLOAD);
 	path = cli_format("%s/%s", dir, file);
 	there = access(path, R_OK) == 0;
 	free(path);

@@ -5,6 +5,9 @@
 
 #include "tools/moesaic/cli.h"
 
+/* Names on a hub are no folders. */
+#define TOOL_NO_DOWNLOAD "; nothing is downloaded: fetch the checkpoint first (hf download NAME --local-dir DIR)"
+
 struct tool_model {
 	struct moe_engine *engine;
 	struct moe_model *model;

@@ -38,13 +38,16 @@ struct training {
 static int check_output(struct training *t)
 {
 	static const char *const results[] = { "adapter_config.json", "trainer_log.jsonl" };
-	struct stat st;
+	struct stat st, base;
 
 	t->output = settings_text(t->s, "output-dir");
 	if (!t->output)
 		return cli_fail(CLI_USAGE, "--output-dir DIR is missing");
 	if (stat(t->output, &st) == 0 && !S_ISDIR(st.st_mode))
 		return cli_fail(CLI_USAGE, "--output-dir %s is not a folder", t->output);
+	if (stat(t->output, &st) == 0 && stat(settings_text(t->s, "model"), &base) == 0 && st.st_dev == base.st_dev &&
+	    st.st_ino == base.st_ino)
+		return cli_fail(CLI_USAGE, "--output-dir %s is the base model's folder: name another", t->output);
 	for (size_t i = 0; i < sizeof results / sizeof *results; i++) {
 		char *path = cli_format("%s/%s", t->output, results[i]);
 		bool there = access(path, F_OK) == 0;
