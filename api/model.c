@@ -7,6 +7,7 @@
 #include "codelets/ffn_bwd.h"
 #include "codelets/ffn_lora_grad.h"
 #include "model/adapters/adapter_form.h"
+#include "model/readers/gguf.h"
 
 #include <math.h>
 
@@ -203,6 +204,11 @@ static enum moe_status plan(struct moe_model *m, const char *adapter_dir, const 
 				"%s: model_type '%s' can be estimated, not opened: %s are not in this "
 				"version yet",
 				m->params.dir, m->arch.name, m->arch.reader->estimate_only);
+	if (m->params.method != MOE_METHOD_LORA && moe_gguf_is(m->params.dir))
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"%s: a GGUF file's weights stay as they are: method lora trains an adapter on them; for others "
+				"convert it first (moesaic convert %s DIR --weights bf16)",
+				m->params.dir, m->params.dir);
 	if (adapter_dir)
 		MOE_TRY(moe_adapter_read(adapter_dir, adapter));
 	MOE_TRY(moe_model_plan_lora(m, *adapter));
@@ -331,6 +337,7 @@ void moe_model_close(struct moe_model *m)
 		moe_ticket_destroy(m->ticket);
 	}
 	moe_free((void *)m->params.dir);
+	moe_free(m->written);
 	moe_free(m);
 }
 

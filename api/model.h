@@ -64,12 +64,14 @@ struct moe_model {
 	struct moe_memory_plan plan;
 	int group_size; /* experts per task */
 	const struct moe_format *convert; /* params.weights, or NULL */
+	bool expand;			  /* quantised experts become bf16 */
 	const struct moe_format *format;  /* of the experts, NULL: plain */
 	struct moe_backward_choice backward;
 	char backward_text[32];
 	struct moe_ticket *ticket; /* of evaluation and logits */
 	atomic_flag busy;
 	const char *output_dir; /* of the training that is running: not owned */
+	char *written;		/* where moe_model_write_checkpoint left the weights last; NULL: nowhere */
 	int64_t slice_elements; /* of arrays that are trained whole */
 	int64_t text; /* tokens whose keys and values slot 0 has */
 	int64_t non_finite;

@@ -10,7 +10,7 @@
 struct loader {
 	struct moe_model *m;
 	const struct moe_safetensors *st; /* NULL: shapes only, for an estimate */
-	struct moe_st_tensor shape;	  /* then: the last tensor */
+	struct moe_st_tensor shape;	  /* the last tensor, where its data is not in the file */
 	struct moe_pack *pack;		  /* NULL: nothing is read, on a dry engine */
 };
 
@@ -102,8 +102,11 @@ static enum moe_status next_read(struct loader *l, enum moe_role role, int layer
 				 const struct moe_st_tensor **out)
 {
 	MOE_TRY(next(l, role, layer, -1, out));
-	if (l->pack)
-		moe_pack_read(l->pack, *out);
+	if (!l->pack)
+		return MOE_OK;
+	l->shape = **out;
+	MOE_TRY(moe_pack_read(l->pack, *out, &l->shape.data));
+	*out = &l->shape;
 	return MOE_OK;
 }
 
@@ -183,7 +186,8 @@ static enum moe_status begin_coded(struct loader *l, const struct moe_st_quantis
 {
 	if (!l->pack)
 		return MOE_OK;
-	MOE_TRY(moe_pack_tensor(l->pack, t->scale));
+	if (t->scale != t->codes)
+		MOE_TRY(moe_pack_tensor(l->pack, t->scale));
 	if (t->zero)
 		MOE_TRY(moe_pack_tensor(l->pack, t->zero));
 	return moe_pack_tensor(l->pack, t->codes);
@@ -220,11 +224,40 @@ static enum moe_status load_weight(struct loader *l, enum moe_role role, int lay
 	return pack(l, role, layer, 0, t->data, t->dtype, t->shape[0], t->shape[1], part, w);
 }
 
+/* Embedding and head are multiplied plain. */
+static enum moe_status load_vocab_coded(struct loader *l, enum moe_role role, const struct moe_st_quantised *t,
+					struct moe_vocab *v)
+{
+	MOE_TRY(check_trained(l, role, t->codes, t->q.coding.format->name));
+	MOE_TRY(begin_coded(l, t));
+	for (int c = 0; c < v->n_chunks; c++) {
+		int64_t n0 = (int64_t)c * MOE_VOCAB_CHUNK, n = MOE_MIN((int64_t)MOE_VOCAB_CHUNK, t->q.n - n0);
+		int part = c % moe_engine_parts(l->m->engine);
+		struct moe_weight *w = &v->chunk[c];
+
+		if (!w->data)
+			w->data = take(l->m, moe_kernels()->weight_bytes(MOE_BF16, n, t->q.k, MOE_USE_GEMM), part, "weights");
+		if (!w->data)
+			return MOE_ERR_NOMEM;
+		if (l->pack)
+			MOE_TRY(moe_pack_decoded(l->pack, part, w, t->codes, &t->q, n0, n));
+		else
+			moe_kernels()->weight_pack(w, NULL, MOE_BF16, n, t->q.k, t->q.k, MOE_USE_GEMM);
+	}
+	return MOE_OK;
+}
+
 static enum moe_status load_vocab(struct loader *l, enum moe_role role, struct moe_vocab *v)
 {
 	const struct moe_st_tensor *t;
+	struct moe_st_quantised coded;
+	bool found = false;
 	size_t row;
 
+	if (l->st)
+		MOE_TRY(moe_model_find_quantised(l->m, l->st, role, -1, -1, &coded, &found));
+	if (found)
+		return load_vocab_coded(l, role, &coded, v);
 	MOE_TRY(next(l, role, -1, -1, &t));
 	MOE_TRY(check_trained(l, role, t, NULL));
 	row = (size_t)t->shape[1] * moe_dtype_size(t->dtype);
@@ -424,21 +457,22 @@ enum moe_status moe_model_choose_format(struct moe_model *m, const struct moe_sa
 
 	m->convert = m->format = NULL;
 	m->params.weights = NULL; /* the caller's */
-	if (name && strcmp(name, "keep")) {
+	m->expand = name && !strcmp(name, "bf16");
+	if (name && strcmp(name, "keep") && !m->expand) {
 		m->convert = moe_format_find(name);
 		if (!m->convert || !m->convert->quantise)
-			return moe_fail(MOE_ERR_ARG, "weights \"%s\": keep, int8, int4, fp8 and mxfp4 are possible",
+			return moe_fail(MOE_ERR_ARG, "weights \"%s\": keep, bf16, int8, int4, fp8 and mxfp4 are possible",
 					name);
 	}
 	while (layer < m->arch.n_layers && !m->arch.layer_is_moe[layer])
 		layer++;
 	if (layer < m->arch.n_layers && st)
 		MOE_TRY(stored_coding(&l, layer, &c));
-	m->format = c.coded ? c.coding[0].format : m->convert;
+	m->format = c.coded && !m->expand ? c.coding[0].format : m->convert;
 	if (c.coded && m->convert && m->convert != m->format)
 		return moe_fail(MOE_ERR_UNSUPPORTED,
 				"the checkpoint's experts are %s: weights \"%s\" would quantise them twice; "
-				"\"keep\" loads them as they are", m->format->name, name);
+				"\"keep\" loads them as they are, \"bf16\" expands them", m->format->name, name);
 	return MOE_OK;
 }
 
@@ -458,7 +492,7 @@ static enum moe_status load_experts(struct loader *l, int layer, struct moe_expe
 	bool fused = l->st && moe_model_has(l->m, l->st, MOE_ROLE_EXPERTS_GATE_UP, layer, -1);
 	struct expert_coding c = { .coded = false };
 	const struct moe_st_tensor *t;
-	bool whole = moe_model_trains(l->m, MOE_ROLE_EXPERT_GATE);
+	bool coded, whole = moe_model_trains(l->m, MOE_ROLE_EXPERT_GATE);
 	struct moe_experts_shape s = {
 		.E = e->E,
 		.k = e->k,
@@ -482,7 +516,8 @@ static enum moe_status load_experts(struct loader *l, int layer, struct moe_expe
 
 	if (l->st)
 		MOE_TRY(stored_coding(l, layer, &c));
-	if (c.coded)
+	coded = c.coded && !l->m->expand;
+	if (coded)
 		s.coding = c.coding;
 	for (int j = 0; !c.coded && l->m->convert && j < MOE_EXPERT_MATRICES; j++) {
 		c.coding[j] = moe_format_coding(l->m->convert, j == MOE_DOWN ? e->I : e->H);
@@ -496,11 +531,11 @@ static enum moe_status load_experts(struct loader *l, int layer, struct moe_expe
 				       &t));
 	else
 		t = only_shape(l, MOE_ROLE_EXPERT_GATE, layer);
-	MOE_TRY(check_trained(l, MOE_ROLE_EXPERT_GATE, t, c.coded ? c.coding[0].format->name : NULL));
+	MOE_TRY(check_trained(l, MOE_ROLE_EXPERT_GATE, t, coded ? c.coding[0].format->name : NULL));
 	MOE_TRY(moe_experts_alloc(l->m->engine, &s,
 				  moe_model_packed_dtype(l->m, MOE_ROLE_EXPERT_GATE, t->dtype), e));
 	if (l->st && !l->pack)
-		MOE_TRY(describe_experts(l, e, t->dtype, c.coded));
+		MOE_TRY(describe_experts(l, e, t->dtype, coded));
 	else if (c.coded)
 		MOE_TRY(c.fused ? load_fused_coded(l, layer, e, c.coding)
 				: load_single_coded(l, layer, e, c.coding));
@@ -601,7 +636,7 @@ enum moe_status moe_model_load_weights(struct moe_model *m, const struct moe_saf
 	enum moe_status status;
 
 	if (st && !moe_engine_is_dry(m->engine))
-		MOE_TRY(moe_pack_create(m, (int64_t)moe_safetensors_count(st), &l.pack));
+		MOE_TRY(moe_pack_create(m, st, &l.pack));
 	status = load_all(&l);
 	if (status == MOE_OK && l.pack)
 		status = moe_pack_run(l.pack);

@@ -4,8 +4,10 @@
  * them. Then what fits: two slots before one, activations kept before computed again.
  */
 #include "api/model.h"
+#include "api/model_fetch.h"
 
 #include "engine/available.h"
+#include "engine/size.h"
 
 #include <stdio.h>
 #include <unistd.h>
@@ -41,6 +43,7 @@ static enum moe_status open_shadow(const struct moe_model *m, const struct moe_s
 	s->arch = m->arch;
 	s->lora = m->lora;
 	s->convert = m->convert;
+	s->expand = m->expand;
 	s->format = m->format;
 	s->backward = m->backward;
 	status = moe_engine_open_dry(moe_engine_parts(m->engine), moe_engine_workers(m->engine), &s->engine);
@@ -108,14 +111,19 @@ static enum moe_status count_tasks(struct moe_model *s, int T, int64_t *bytes)
 	return MOE_OK;
 }
 
-/* Sources of one matrix per loading thread are there at a time, and codes that are made of them. */
+/*
+ * A piece of rows per loading thread is there at a time; of what is trained, quantised or becomes codes a matrix, and what
+ * is made of it.
+ */
 static int64_t loading_bytes(const struct moe_model *m)
 {
 	const struct moe_arch *a = &m->arch;
+	bool whole = m->convert || m->expand || m->format || m->params.method != MOE_METHOD_LORA;
 	int64_t most = MOE_MAX((int64_t)a->n_heads * a->head_dim, MOE_MAX((int64_t)MOE_VOCAB_CHUNK, a->moe_intermediate));
 
 	most = MOE_MAX(most, MOE_MAX(a->intermediate, a->shared_intermediate));
-	return 4 * a->hidden * most * moe_engine_workers(m->engine);
+	most *= 4 * a->hidden;
+	return (whole ? most : MOE_MIN(most, (int64_t)MOE_FETCH_BYTES)) * moe_engine_workers(m->engine);
 }
 
 /* A copy of the experts' adapter is written. */
@@ -206,11 +214,6 @@ static int64_t tokens_that_fit(struct moe_model *m, struct moe_model *s, int T, 
 	return 0;
 }
 
-static double gib(int64_t bytes)
-{
-	return (double)bytes / 0x1p30;
-}
-
 static enum moe_status refuse(struct moe_model *m, struct moe_model *s, int T, int slots)
 {
 	const struct moe_memory_plan *p = &m->plan;
@@ -224,12 +227,13 @@ static enum moe_status refuse(struct moe_model *m, struct moe_model *s, int T, i
 	else if (!m->format)
 		snprintf(help, sizeof help, "weights int8 or int4, or smaller ranks");
 	return moe_fail(MOE_ERR_NOFIT,
-			"the model needs %.2f GiB at least: weights %.2f, adapter, gradients, moments and masters %.2f, "
-			"activations %d x %.2f (%d of %d layers computed again), workers and runtime %.2f, saving %.2f, "
-			"process %.2f; %.2f GiB %s. %s need less",
-			gib(p->total), gib(p->weights), gib(p->trained), p->slots, gib(p->slot), p->recomputed,
-			s->decoder.n_layers - p->lowest, gib(p->scratch + p->runtime), gib(p->saving), gib(p->process),
-			gib(p->allowed), p->limited ? "are allowed" : "are available", help);
+			"the model needs %s at least: weights %s, adapter, gradients, moments and masters %s, "
+			"activations %d x %s (%d of %d layers computed again), workers and runtime %s, saving %s, "
+			"process %s; %s %s. %s need less",
+			moe_size(p->total).text, moe_size(p->weights).text, moe_size(p->trained).text, p->slots,
+			moe_size(p->slot).text, p->recomputed, s->decoder.n_layers - p->lowest,
+			moe_size(p->scratch + p->runtime).text, moe_size(p->saving).text, moe_size(p->process).text,
+			moe_size(p->allowed).text, p->limited ? "are allowed" : "are available", help);
 }
 
 /* Copies for the backward come out of what is left, after two slots and all activations. */

@@ -112,6 +112,15 @@ void moe_expert_transpose(const struct moe_experts *l, const struct moe_transpos
 	moe_kernels()->weight_transpose(&W[e], copies_of(copy, p, e) + (size_t)which * copy->part[p].gate);
 }
 
+void moe_weight_pack(struct moe_weight *w, const void *src, enum moe_dtype dtype, int64_t n, int64_t k, int64_t ld)
+{
+	struct moe_weight packed = *w;
+
+	moe_kernels()->weight_pack(&packed, src, dtype, n, k, ld, MOE_USE_GEMM);
+	if (packed.layout != w->layout || packed.dtype != w->dtype || packed.n != w->n || packed.k != w->k)
+		*w = packed;
+}
+
 static struct moe_weight *weight_of(const struct moe_experts_part *part, enum moe_expert_matrix which,
 				    int e)
 {
@@ -141,9 +150,8 @@ void moe_experts_pack_master(const struct moe_experts *l, enum moe_expert_matrix
 	const struct moe_param *b = &l->part[part].base[which];
 
 	if (b->value)
-		moe_kernels()->weight_pack(weight_of(&l->part[part], which, expert),
-					   moe_piece(b->value, b, expert), MOE_F32, b->rows, b->cols,
-					   b->cols, MOE_USE_GEMM);
+		moe_weight_pack(weight_of(&l->part[part], which, expert), moe_piece(b->value, b, expert),
+				MOE_F32, b->rows, b->cols, b->cols);
 	if (l->transposed)
 		moe_expert_transpose(l, l->transposed, part, expert, which);
 }
@@ -162,7 +170,7 @@ void moe_experts_pack_part(const struct moe_experts *l, enum moe_expert_matrix w
 		moe_experts_pack_master(l, which, expert, part);
 		return;
 	}
-	moe_kernels()->weight_pack(s.w, s.src, dtype, s.n, s.k, s.ld, MOE_USE_GEMM);
+	moe_weight_pack(s.w, s.src, dtype, s.n, s.k, s.ld);
 	if (src && l->transposed)
 		moe_expert_transpose(l, l->transposed, part, expert, which);
 }
@@ -270,6 +278,14 @@ struct moe_expert_rows moe_expert_rows_of(const struct moe_experts *l,
 		.part_rows = s->part_rows,
 		.drop = dropout_of(l, s, p, e),
 	};
+}
+
+void *moe_expert_late_h(const struct moe_experts *l, const struct moe_experts_state *s, int p, int e)
+{
+	const struct moe_experts_part_state *ps = &s->part[p];
+	size_t row = (size_t)moe_width(l->part[p].I) * (size_t)moe_kernels()->panel_bytes;
+
+	return rows_at(ps->h_late ? ps->h_late : ps->h, (size_t)s->plan.offset[e], row);
 }
 
 struct moe_expert_grad moe_expert_grad_of(const struct moe_experts *l, int p, int e, bool first)

@@ -137,7 +137,9 @@ struct moe_experts_part_state {
 	float *sum;	 /* scratch [T, H]: sum over slots */
 	float *z;	 /* scratch [R, r] */
 	float *w_part;	 /* ring of two [chunks(I_p)][R][2r] */
-	void *dgate, *dup; /* scratch [R, I_p] */
+	/* scratch [R, I_p]; ring of two where base weights have gradients, which read them late */
+	void *dgate, *dup;
+	void *h_late; /* h as the backward leaves it then; NULL: h */
 	float *dgw_part; /* scratch [chunks(I_p)][R] */
 };
 
@@ -227,6 +229,12 @@ static inline bool moe_lora_replicated(enum moe_lora_array a)
 struct moe_view moe_lora_view(const struct moe_experts *l, enum moe_lora_array a, int part);
 struct moe_view moe_base_view(const struct moe_experts *l, enum moe_expert_matrix which, int part);
 
+/*
+ * weight_pack of a whole weight for GEMMs, whose description is written only where it changes: tasks of other experts
+ * and layers may look at it (cost models) while values are packed anew. src NULL: the description only.
+ */
+void moe_weight_pack(struct moe_weight *w, const void *src, enum moe_dtype dtype, int64_t n, int64_t k, int64_t ld);
+
 /* What one part packs of one expert's matrix: [n, k] from src, rows ld apart, into w. */
 struct moe_pack_source {
 	struct moe_weight *w;
@@ -255,6 +263,8 @@ void moe_expert_transpose(const struct moe_experts *l, const struct moe_transpos
 /* Its rows in this micro-batch (m may be 0). */
 struct moe_expert_rows moe_expert_rows_of(const struct moe_experts *l,
 					  const struct moe_experts_state *s, int p, int e);
+/* Its rows of h in the backward: see h_late. */
+void *moe_expert_late_h(const struct moe_experts *l, const struct moe_experts_state *s, int p, int e);
 /* first: the window's first micro-batch overwrites. */
 struct moe_expert_grad moe_expert_grad_of(const struct moe_experts *l, int p, int e, bool first);
 

@@ -240,19 +240,25 @@ static void make_states(struct maker *m, struct moe_decoder_slot *s)
 	}
 }
 
+/* Once, before any task reads them: while tasks run, the submitting thread writes nothing that they read. */
 static void bind_states(struct moe_decoder_slot *s)
 {
 	const struct moe_decoder *d = s->decoder;
 
 	for (int i = 0; i < d->n_layers; i++) {
 		const struct moe_experts *l = d->layers[i].experts;
+		struct moe_experts_state *state = i < s->lowest ? &s->frozen_moe : &s->moe[i];
+		const float *x = moe_decoder_buffers(s, i)->attn.xn;
 
+		if (d->layers[i].ffn)
+			moe_decoder_ffn_state(s, i)->x = x;
 		if (!l)
 			continue;
 		if (moe_decoder_recomputes(s, i))
 			s->moe[i].x16 = s->again_x16[i & 1];
-		moe_experts_state_bind(i < s->lowest ? &s->frozen_moe : &s->moe[i], l,
-				       &s->moe_scratch, i & 1, s->T_max);
+		moe_experts_state_bind(state, l, &s->moe_scratch, i & 1, s->T_max);
+		state->x = x;
+		state->grad_out = s->grad_out[i & 1].data;
 	}
 }
 
@@ -264,8 +270,15 @@ static void make_moe(struct maker *m, struct moe_decoder_slot *s, const struct m
 	if (!l)
 		return;
 	wide = *l;
-	for (int i = 0; i < s->decoder->n_layers; i++)
+	for (int i = 0; i < s->decoder->n_layers; i++) {
+		const struct moe_experts *x = s->decoder->layers[i].experts;
+
 		wide.recompute |= moe_decoder_recomputes(s, i);
+		if (x && x->part[0].base[MOE_GATE].grad)
+			wide.part[0].base[MOE_GATE].grad = x->part[0].base[MOE_GATE].grad;
+		if (x && x->grad_router)
+			wide.grad_router = x->grad_router;
+	}
 	l = &wide;
 	m->bytes += moe_experts_scratch_bytes(l, s->T_max, s->backward);
 	m->handles += moe_slot_tensors_count(l->P, l->G, s->T_max, cut);

@@ -651,7 +651,7 @@ MOE_API void moe_experts_checkpoint_clear(struct moe_expert_layer *layer);
  */
 struct moe_model;
 
-/* Called while a model loads, in the thread that opens it. */
+/* Called while a model loads, in the thread that opens it: bytes that were read, of all. */
 typedef void (*moe_progress_fn)(const char *what, int64_t done, int64_t total, void *user);
 
 /* Activations of the layers that train: what the backward computes again, from each layer's input. The same bits. */
@@ -1023,8 +1023,9 @@ MOE_API enum moe_status moe_convert_adapter(const struct moe_convert_params *par
  */
 struct moe_convert_model_params {
 	size_t struct_size;
-	const char *in, *out;	 /* folders; out must not exist, or be empty */
-	const char *weights;	 /* "int8", "int4", "fp8", "mxfp4", "gptq", "awq", "bf16", "f16", "f32" */
+	const char *in, *out;	 /* folders, in also a GGUF file; out must not exist, or be empty */
+	/* "int8", "int4", "fp8", "mxfp4", "gptq", "awq", "bf16", "f16", "f32"; of GGUF also "nearest" */
+	const char *weights;
 	const char *layers;	 /* what is quantised: "experts", "linear" (all projections); NULL: what
 				    checkpoints of the format have (fp8: linear, others: experts) */
 	int64_t max_shard_bytes; /* larger files are split; 0: none */
@@ -1042,6 +1043,7 @@ struct moe_convert_model_result {
 	double error, worst_error;
 	char worst[192];
 	double seconds;
+	double largest_error; /* |new - old| of a weight */
 };
 /* MOE_ERR_FORMAT, MOE_ERR_UNSUPPORTED name the tensor; MOE_ERR_NOFIT: too little disk. */
 MOE_API enum moe_status moe_convert_model(const struct moe_convert_model_params *params,

@@ -19,16 +19,29 @@ bool avx512_bf16_decodes(const struct moe_coded_panel *p);
 
 /* fwd_coded.c, fwd_coded_vbmi.c: struct moe_tiles.fwd_coded */
 bool avx512_bf16_fwd_coded(int m, const struct moe_coded_panel *p, const struct moe_fwd_seg *seg,
-			   int nseg, float *y, int64_t ldy, enum moe_out out);
-bool avx512_bf16_fwd_magnitudes(int m, const struct moe_coded_panel *p,
-				const struct moe_fwd_seg *seg, int nseg, float *y, int64_t ldy,
-				enum moe_out out);
+			   int nseg, const uint16_t *next, float *y, int64_t ldy, enum moe_out out,
+			   uint16_t *buffer);
 
 /* decode_vbmi.c: 8-bit codes of sign and magnitude; `steps` of one group, for CPUs with AVX512-VBMI
  */
 bool avx512_bf16_has_vbmi(void);
 void avx512_bf16_decode_magnitudes(const float *values, const float scale[16], int64_t steps,
 				   const uint8_t *codes, uint16_t *dst);
+
+/*
+ * 16 bytes in each lane. On Zen 4 vbroadcasti32x4 is a load and a shuffle, which decoding has enough of; a broadcast
+ * of 8 bytes is a load, or part of a blend. gcc would go by general registers.
+ */
+INLINE __m512i lanes(const void *p)
+{
+	const uint64_t *q = p;
+	__mmask8 upper = 0xaa;
+	__m512i v;
+
+	__asm__("vpbroadcastq %1, %0" : "=v"(v) : "m"(q[0]));
+	__asm__("vpblendmq %1%{1to8%}, %0, %0%{%2%}" : "+v"(v) : "m"(q[1]), "Yk"(upper));
+	return v;
+}
 
 INLINE __m512i two(__m512 low, __m512 high)
 {
@@ -80,6 +93,32 @@ INLINE void tables4(const bool zeros, __m512 values, __m512 scale, __m512 zero, 
 	}
 }
 
+/* What the vectors of a group are made with: 4 bits, words of rows 2 i and 2 i + 1; 8-bit integers, their scales;
+ * FP8, low and high bytes. */
+struct coded_tables {
+	_Alignas(64) float scale[16];
+	float zero[16];
+	__m512i table[8];
+	uint32_t last; /* bits of the scale that FP8's are of */
+};
+
+/* tables4 of scales and zeros (NULL: none) in memory */
+INLINE void memory_tables4(__m512 values, const float *scale, const float *zero, __m512i table[8])
+{
+#pragma GCC unroll 8
+	for (int i = 0; i < 8; i++) {
+		__m512 a = values, b = values;
+
+		if (zero) {
+			a = _mm512_sub_ps(a, _mm512_set1_ps(zero[2 * i]));
+			b = _mm512_sub_ps(b, _mm512_set1_ps(zero[2 * i + 1]));
+		}
+		a = _mm512_mul_ps(a, _mm512_set1_ps(scale[2 * i]));
+		b = _mm512_mul_ps(b, _mm512_set1_ps(scale[2 * i + 1]));
+		table[i] = two(a, b);
+	}
+}
+
 /* Rows 4 z .. 4 z + 3 of a step's 64 bytes */
 INLINE __m512i look_up4(const __m512i table[8], const uint8_t *codes, const int z)
 {
@@ -91,7 +130,7 @@ INLINE __m512i look_up4(const __m512i table[8], const uint8_t *codes, const int 
 					      0x800b800a80098008, 0x8007800680058004, 0x8007800680058004,
 					      0x8003800280018000, 0x8003800280018000);
 	const __m512i nibble = _mm512_broadcast_i64x2(_mm_set_epi64x(0x0004000400040004, 0));
-	__m512i rows = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i *)(codes + 16 * z)));
+	__m512i rows = lanes(codes + 16 * z);
 	__m512i index = _mm512_ternarylogic_epi64(
 		_mm512_srlv_epi16(_mm512_shuffle_epi8(rows, word), nibble), _mm512_set1_epi16(15), row,
 		0xea);

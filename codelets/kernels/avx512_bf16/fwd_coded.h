@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forward of up to FUSED_ROWS rows on quantised panels, decoded in registers: for so few rows
- * memory decides, and a decoded panel would be written and read once more. Sums are those of
- * fwd.c's tiles in the same order, so the bits are the same.
+ * Forward on quantised panels: the first tile of rows decodes in registers, multiplies, and leaves what it decoded to
+ * the other tiles in a buffer. Decoding hides under multiplying; as a pass of its own it would cost as much as five
+ * rows. Sums are those of fwd.c's tiles in the same order, so the bits are the same.
+ *
+ * Tiles of up to FEW_ROWS rows have registers for the tables. Larger ones read them from memory: struct coded_tables,
+ * in the caller's frame.
  */
 #ifndef MOE_CODELETS_KERNELS_AVX512_BF16_FWD_CODED_H
 #define MOE_CODELETS_KERNELS_AVX512_BF16_FWD_CODED_H
 
 #include "codelets/kernels/avx512_bf16/decode.h"
 
-#define FUSED_ROWS 4
+#define FEW_ROWS 4	 /* also the fewest rows of a tile that others follow */
 #define FUSED_AHEAD 4096 /* bytes from a read to its prefetch, into the next panel at the end */
 
 struct coded_call {
@@ -19,15 +22,26 @@ struct coded_call {
 	float *y;
 	int64_t ldy;
 	enum moe_out out;
+	struct coded_tables *tables;
+	uint16_t *keep; /* the decoded panel */
 };
+typedef void (*coded_fn)(const struct coded_call *c);
+
+/* fwd_coded_vbmi.c: the tile of FP8, or NULL where the panel's rows have different scales */
+coded_fn avx512_bf16_fwd_magnitudes(int rows, bool keep, const struct moe_coded_panel *p);
+
+INLINE __m512i coded_x(const uint16_t *x)
+{
+	return lanes(x);
+}
 
 /* One step: 4 vectors of 4 rows n x 8 k against `rows` rows of x */
-INLINE void coded_dots(const int rows, __m512 sum[FUSED_ROWS][4], const __m512i w[4],
+INLINE void coded_dots(const int rows, __m512 sum[FWD_ROWS][4], const __m512i w[4],
 		       const uint16_t *x)
 {
-#pragma GCC unroll 4
+#pragma GCC unroll 6
 	for (int i = 0; i < rows; i++) {
-		__m512i v = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(x + 8 * i)));
+		__m512i v = coded_x(x + 8 * i);
 
 #pragma GCC unroll 4
 		for (int j = 0; j < 4; j++)
@@ -35,8 +49,52 @@ INLINE void coded_dots(const int rows, __m512 sum[FUSED_ROWS][4], const __m512i 
 	}
 }
 
+/*
+ * Vectors that tiles of more than FEW_ROWS rows read again at each step, as they have no registers left: behind a
+ * pointer that the compiler does not know, for it would keep them on the stack.
+ */
+struct fwd_orders {
+	_Alignas(64) uint64_t word[8], shift[8], low[8], row[8]; /* of 4 bits */
+	uint64_t halves[8];					  /* of 8-bit integers */
+	uint32_t blocks[2][16];					  /* of FP8: rows 8 h .. */
+	uint64_t sign[8];
+};
+static const struct fwd_orders fwd_constants = {
+	.word = { 0x8003800280018000, 0x8003800280018000, 0x8007800680058004, 0x8007800680058004,
+		  0x800b800a80098008, 0x800b800a80098008, 0x800f800e800d800c, 0x800f800e800d800c },
+	.shift = { 0, 0x0004000400040004, 0, 0x0004000400040004, 0, 0x0004000400040004, 0, 0x0004000400040004 },
+	.low = { 0x000f000f000f000f, 0x000f000f000f000f, 0x000f000f000f000f, 0x000f000f000f000f,
+		 0x000f000f000f000f, 0x000f000f000f000f, 0x000f000f000f000f, 0x000f000f000f000f },
+	.row = { 0, 0, 0x0010001000100010, 0x0010001000100010, 0x0020002000200020, 0x0020002000200020,
+		 0x0030003000300030, 0x0030003000300030 },
+	.halves = { 0, 4, 1, 5, 2, 6, 3, 7 },
+	.blocks = { { 0, 16, 4, 20, 1, 17, 5, 21, 2, 18, 6, 22, 3, 19, 7, 23 },
+		    { 8, 24, 12, 28, 9, 25, 13, 29, 10, 26, 14, 30, 11, 27, 15, 31 } },
+	.sign = { 0x8080808080808080, 0x8080808080808080, 0x8080808080808080, 0x8080808080808080,
+		  0x8080808080808080, 0x8080808080808080, 0x8080808080808080, 0x8080808080808080 },
+};
+
+INLINE const struct fwd_orders *fwd_orders(void)
+{
+	const struct fwd_orders *o = &fwd_constants;
+
+	__asm__("" : "+r"(o));
+	return o;
+}
+
+/* One step; nothing that was read stays in registers. */
+INLINE void coded_step(const int rows, __m512 sum[FWD_ROWS][4], const __m512i w[4], const uint16_t *x,
+		       const bool keep, uint16_t *kept)
+{
+#pragma GCC unroll 4
+	for (int j = 0; keep && j < 4; j++)
+		_mm512_store_si512(kept + 32 * j, w[j]);
+	coded_dots(rows, sum, w, x);
+	__asm__ volatile("" ::: "memory");
+}
+
 /* The plain segments that follow (LoRA), then the results. */
-INLINE void coded_finish(const int rows, const int sets, __m512 sum[2][FUSED_ROWS][4],
+INLINE void coded_finish(const int rows, const int sets, __m512 sum[2][FWD_ROWS][4],
 			 const struct coded_call *c)
 {
 	for (int s = 1; s < c->nseg; s++) {
@@ -54,7 +112,7 @@ INLINE void coded_finish(const int rows, const int sets, __m512 sum[2][FUSED_ROW
 				coded_dots(rows, sum[t], v, x);
 			}
 	}
-#pragma GCC unroll 4
+#pragma GCC unroll 6
 	for (int i = 0; i < rows; i++) {
 #pragma GCC unroll 4
 		for (int j = 0; j < 4 && sets == 2; j++)
@@ -63,11 +121,11 @@ INLINE void coded_finish(const int rows, const int sets, __m512 sum[2][FUSED_ROW
 	}
 }
 
-INLINE void coded_begin(const int rows, const int sets, __m512 sum[2][FUSED_ROWS][4])
+INLINE void coded_begin(const int rows, const int sets, __m512 sum[2][FWD_ROWS][4])
 {
 #pragma GCC unroll 2
 	for (int s = 0; s < sets; s++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
 		for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
 			for (int j = 0; j < 4; j++)
