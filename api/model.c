@@ -7,6 +7,7 @@
 #include "codelets/ffn_bwd.h"
 #include "codelets/ffn_lora_grad.h"
 #include "model/adapters/adapter_form.h"
+#include "model/kt_experts.h"
 #include "model/readers/gguf.h"
 
 #include <math.h>
@@ -56,6 +57,7 @@ static enum moe_status take_params(struct moe_model *m, const struct moe_model_p
 	m->params.dir = moe_strdup(p->dir);
 	m->params.adapter = NULL;
 	m->params.lora_targets = NULL;
+	m->params.kt_weights = NULL;
 	if (!m->params.dir)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for a model");
 	MOE_TRY(moe_model_check_method(m));
@@ -216,7 +218,8 @@ static enum moe_status plan(struct moe_model *m, const char *adapter_dir, const 
 	return check_dropout(m);
 }
 
-static enum moe_status load(struct moe_model *m, const char *adapter_dir, const char *targets)
+static enum moe_status load(struct moe_model *m, const char *adapter_dir, const char *targets,
+			    const char *kt_weights)
 {
 	struct moe_safetensors *st = NULL;
 	struct moe_adapter *adapter = NULL;
@@ -224,6 +227,8 @@ static enum moe_status load(struct moe_model *m, const char *adapter_dir, const 
 
 	MOE_TRY_GOTO(plan(m, adapter_dir, targets, &adapter), status, out);
 	MOE_TRY_GOTO(moe_safetensors_open(m->params.dir, &st), status, out);
+	if (kt_weights)
+		MOE_TRY_GOTO(moe_kt_put_experts(st, kt_weights, &m->arch), status, out);
 	MOE_TRY_GOTO(moe_model_shape(m), status, out);
 	MOE_TRY_GOTO(moe_model_plan_memory(m, st), status, out);
 	MOE_TRY_GOTO(moe_model_load_weights(m, st), status, out);
@@ -275,7 +280,7 @@ enum moe_status moe_model_open(struct moe_engine *engine, const struct moe_model
 	if (moe_engine_is_dry(engine))
 		st = load_shape(m, params->lora_targets);
 	else
-		st = load(m, params->adapter, params->lora_targets);
+		st = load(m, params->adapter, params->lora_targets, params->kt_weights);
 	if (st != MOE_OK)
 		goto fail;
 	touch(m);

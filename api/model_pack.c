@@ -27,6 +27,7 @@ struct job {
 
 struct tensor {
 	const char *name;
+	const struct moe_st_tensor *from;
 	int64_t non_finite; /* both under the lock while jobs run */
 	int left;	    /* jobs */
 };
@@ -111,7 +112,7 @@ static enum moe_status grow(struct moe_pack *p, void **array, size_t n, size_t *
 enum moe_status moe_pack_tensor(struct moe_pack *p, const struct moe_st_tensor *t)
 {
 	MOE_TRY(grow(p, (void **)&p->tensor, p->n_tensors, &p->tensor_room, sizeof *p->tensor));
-	p->tensor[p->n_tensors++] = (struct tensor){ .name = t->name };
+	p->tensor[p->n_tensors++] = (struct tensor){ .name = t->name, .from = t };
 	p->total += (int64_t)t->bytes;
 	return MOE_OK;
 }
@@ -336,7 +337,8 @@ static enum moe_status run_coded(const struct job *j, const char *name, int64_t 
 }
 
 /* What codes stand for, as bf16 weights. */
-static enum moe_status run_expanded(const struct job *j, const char *name, int64_t *bad)
+static enum moe_status run_expanded(const struct job *j, const struct moe_st_tensor *from, const char *name,
+				    int64_t *bad)
 {
 	const struct moe_quantised *q = j->coded;
 	int64_t n = j->source.n, k = j->source.k;
@@ -345,7 +347,7 @@ static enum moe_status run_expanded(const struct job *j, const char *name, int64
 	enum moe_status st = plain && row ? moe_check_scales(q, name) : moe_fail(MOE_ERR_NOMEM, "no memory to expand codes");
 
 	for (int64_t i = 0; st == MOE_OK && i < n; i++) {
-		moe_dequantise_row(q, j->n0 + i * j->step, 0, k, row);
+		moe_st_quantised_row(from, q, j->n0 + i * j->step, 0, k, row);
 		*bad += count_non_finite(MOE_F32, k, (const char *)row);
 		moe_from_f32(plain + i * k, MOE_BF16, row, (size_t)k);
 	}
@@ -376,7 +378,7 @@ static enum moe_status fetch_coded(struct moe_fetch *f, const struct moe_pack *p
 	MOE_TRY(moe_fetch_coded(f, j->coded, row0, rows, &q, &first));
 	here.coded = &q;
 	here.n0 -= first;
-	return p->m->expand && j->experts ? run_expanded(&here, name, bad) : run_coded(&here, name, bad);
+	return p->m->expand && j->experts ? run_expanded(&here, p->tensor[j->tensor].from, name, bad) : run_coded(&here, name, bad);
 }
 
 /* Codes of a weight that is packed plain. */

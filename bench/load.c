@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bench_load DIR [THREADS [REPEATS [cold]]]: opens a checkpoint again and again and prints what loading took; cold: its
- * files are dropped from the page cache before (as far as the kernel does so).
+ * bench_load DIR [THREADS [REPEATS [cold]]]: opens a checkpoint again and again and prints what
+ * loading took; cold: its files are dropped from the page cache before (as far as the kernel does
+ * so).
  */
 #include "moesaic.h"
 
@@ -45,17 +46,20 @@ static double files(const char *dir, int drop)
 static int load(const char *dir, int threads, int cold)
 {
 	struct moe_engine_params ep = { .struct_size = sizeof ep, .workers = threads, .parts = 1 };
-	struct moe_model_params mp = { .struct_size = sizeof mp, .dir = dir, .max_tokens = 16, .inference_only = 1 };
+	struct moe_model_params mp = {
+		.struct_size = sizeof mp, .dir = dir, .max_tokens = 16, .inference_only = 1
+	};
 	struct moe_model_info info = { .struct_size = sizeof info };
 	struct moe_engine *engine = NULL;
 	struct moe_model *model = NULL;
 	double bytes = files(dir, cold);
-	int good = moe_engine_open(&ep, &engine) == MOE_OK && moe_model_open(engine, &mp, &model) == MOE_OK &&
+	int good = moe_engine_open(&ep, &engine) == MOE_OK &&
+		   moe_model_open(engine, &mp, &model) == MOE_OK &&
 		   moe_model_get_info(model, &info) == MOE_OK;
 
 	if (good)
-		printf("%s  %.2f GB in %.2f s: %.2f GB/s\n", cold ? "cold" : "warm", bytes * 1e-9, info.load_seconds,
-		       bytes * 1e-9 / info.load_seconds);
+		printf("%s  %.2f GB in %.2f s: %.2f GB/s\n", cold ? "cold" : "warm", bytes * 1e-9,
+		       info.load_seconds, bytes * 1e-9 / info.load_seconds);
 	else
 		fprintf(stderr, "bench_load: %s\n", moe_last_error());
 	fflush(stdout);
@@ -67,7 +71,8 @@ static int load(const char *dir, int threads, int cold)
 
 int main(int argc, char **argv)
 {
-	int threads = argc > 2 ? atoi(argv[2]) : 0, repeats = argc > 3 ? atoi(argv[3]) : 3, cold = argc > 4;
+	int threads = argc > 2 ? atoi(argv[2]) : 0, repeats = argc > 3 ? atoi(argv[3]) : 3,
+	    cold = argc > 4;
 	int good = argc > 1;
 
 	if (!good)

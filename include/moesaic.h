@@ -721,6 +721,7 @@ struct moe_model_params {
 	int train_router;
 	/* FULL and HYBRID: not with weights, quantised checkpoints or inference_only; FULL: nor with an adapter */
 	enum moe_method method;
+	const char *kt_weights; /* folder of kt-kernel's INT8 or INT4 files: its experts are loaded, not dir's; or NULL */
 	enum moe_masters masters;
 };
 

@@ -132,9 +132,9 @@ struct moe_quantised moe_st_quantised_own(const struct moe_st_tensor *t)
 	q.k = t->shape[1];
 	/* bytes, row by row: rows can be read alone; scales and zeros lie in them */
 	q.codes = (struct moe_array){ .dtype = MOE_U8, .ndim = 2, .data = (void *)(uintptr_t)t->data };
-	q.codes.shape[0] = q.n;
-	q.codes.shape[1] = (int64_t)t->bytes / q.n;
-	q.scale.shape[0] = q.n;
+	q.codes.shape[0] = t->codes->whole ? 1 : q.n;
+	q.codes.shape[1] = (int64_t)t->bytes / q.codes.shape[0];
+	q.scale.shape[0] = t->codes->whole ? 0 : q.n;
 	return q;
 }
 

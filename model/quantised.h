@@ -13,6 +13,7 @@
  */
 struct moe_st_codes {
 	struct moe_quantised q;
+	bool whole; /* the data are a reader's own object, not rows of bytes */
 	/* Columns k0..k0+k of a row as the file means them, where codes only come near; NULL: codes are exact. */
 	void (*exact)(const struct moe_quantised *q, int64_t row, int64_t k0, int64_t k, float *dst);
 };

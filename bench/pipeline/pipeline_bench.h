@@ -36,7 +36,7 @@ struct pipeline_run {
 	double busy;		      /* share of the workers' time in tasks */
 	double idle[5]; /* share of the workers' time by cause: names in pipeline_cause */
 	double update_time, repack_time, update_exposed, repack_exposed, blocked,
-		on_path;       /* shares of the time */
+		on_path, gain; /* shares of the time; gain: of a replay without updates and repacks */
 	double load;	       /* average, at its start */
 	uint64_t weights_hash; /* at its end: the same for all runs with the same clipping */
 	double norm;	       /* of the last step's gradient; NaN: not computed */

@@ -117,6 +117,9 @@ static void take(struct pipeline_run *r, const cJSON *json, const cJSON *all)
 	r->on_path = (number(json, "overlap", "update", "on_path_ns") +
 		      number(json, "overlap", "repack", "on_path_ns")) /
 		     time;
+	r->gain = (number(json, "overlap", "update", "replay_gain_ns") +
+		   number(json, "overlap", "repack", "replay_gain_ns")) /
+		  time;
 	r->done = time > 0 && whole > 0;
 }
 
@@ -264,6 +267,7 @@ static void print_json(const struct pipeline_options *o, const struct pipeline_r
 		cJSON_AddNumberToObject(one, "repack_exposed", r->repack_exposed);
 		cJSON_AddNumberToObject(one, "blocked", r->blocked);
 		cJSON_AddNumberToObject(one, "on_path", r->on_path);
+		cJSON_AddNumberToObject(one, "replay_gain", r->gain);
 		if (isfinite(r->load))
 			cJSON_AddNumberToObject(one, "load", r->load);
 		cJSON_AddNumberToObject(one, "setup_s", r->setup);
@@ -297,19 +301,19 @@ static void print_table(const struct pipeline_options *o, const struct pipeline_
 	printf("%-18s %7s %9s %9s %6s  %s\n", "", "workers", "step ms", "tasks ms", "load",
 	       "% of the workers' time idle: submission dependency placement runtime; % of the "
 	       "time: update repack, exposed "
-	       "(blocked, on path)");
+	       "(blocked, on path; replay without them)");
 	for (int i = 0; i < n; i++) {
 		const struct pipeline_run *r = &runs[i];
 
 		if (!r->done)
 			continue;
 		printf("%-18s %7d %9.1f %9.1f %6.2f  %5.2f %5.2f %5.2f %5.2f; %5.2f %5.2f, %5.2f "
-		       "(%.2f, %.2f)\n",
+		       "(%.2f, %.2f; %.2f)\n",
 		       r->name, r->workers, 1e3 * r->step, 1e3 * r->task_sum, r->load,
 		       100 * r->idle[0], 100 * r->idle[1], 100 * r->idle[2], 100 * r->idle[4],
 		       100 * r->update_time, 100 * r->repack_time,
 		       100 * (r->update_exposed + r->repack_exposed), 100 * r->blocked,
-		       100 * r->on_path);
+		       100 * r->on_path, 100 * r->gain);
 	}
 }
 

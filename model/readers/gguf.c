@@ -438,7 +438,7 @@ static enum moe_status read_file(struct moe_gguf *g, int file)
 	enum moe_status st = MOE_OK;
 
 	MOE_TRY(moe_file_map(f->path, &f->map));
-	c.at = c.begin = f->map.data;
+	c.at = c.begin = f->map.data ? f->map.data : (const unsigned char *)""; /* an empty file */
 	c.end = c.begin + f->map.bytes;
 	MOE_TRY(take_header(&c, &tensors, &keys));
 	list = moe_calloc((size_t)keys + 1, sizeof *list);

@@ -28,6 +28,8 @@ struct block {
 struct moe_safetensors {
 	char *path;
 	struct block *blocks;
+	void *owned; /* by moe_st_table_own */
+	void (*close_owned)(void *owned);
 	struct st_file *files;
 	int n_files, cap_files;
 	struct moe_st_tensor *tensors;
@@ -320,6 +322,29 @@ enum moe_status moe_st_table_tensor(struct moe_safetensors *st, const struct moe
 	return append(st, &own);
 }
 
+enum moe_status moe_st_table_replace(struct moe_safetensors *st, const struct moe_st_tensor *t)
+{
+	uint32_t at = st->n_slots ? *slot_of(st, t->name) : 0;
+	struct moe_st_tensor own = *t;
+
+	if (!at)
+		return moe_st_table_tensor(st, t);
+	own.name = st->tensors[at - 1].name;
+	st->tensors[at - 1] = own;
+	return MOE_OK;
+}
+
+enum moe_status moe_st_table_own(struct moe_safetensors *st, void *owned, void (*close)(void *owned))
+{
+	if (st->owned) {
+		close(owned);
+		return moe_fail(MOE_ERR_STATE, "%s: weights of experts were put in its place already", st->path);
+	}
+	st->owned = owned;
+	st->close_owned = close;
+	return MOE_OK;
+}
+
 static enum moe_status load_gguf(struct moe_safetensors *st)
 {
 	struct moe_gguf *g;
@@ -373,6 +398,8 @@ void moe_safetensors_close(struct moe_safetensors *st)
 {
 	if (!st)
 		return;
+	if (st->owned)
+		st->close_owned(st->owned);
 	for (int i = 0; i < st->n_files; i++) {
 		moe_file_unmap(&st->files[i].map);
 		cJSON_Delete(st->files[i].root);

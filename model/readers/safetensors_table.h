@@ -12,6 +12,10 @@ enum moe_status moe_st_table_file(struct moe_safetensors *st, const char *path,
 				  struct moe_mapping map);
 /* One more tensor; its name is copied. MOE_ERR_FORMAT: the name is there already. */
 enum moe_status moe_st_table_tensor(struct moe_safetensors *st, const struct moe_st_tensor *t);
+/* The same, in place of the tensor that has the name. */
+enum moe_status moe_st_table_replace(struct moe_safetensors *st, const struct moe_st_tensor *t);
+/* close(owned) when st is closed, before its files are unmapped; also where this fails. One for each st. */
+enum moe_status moe_st_table_own(struct moe_safetensors *st, void *owned, void (*close)(void *owned));
 /*
  * Zeroed memory that lives until close; NULL without. It is a shared mapping: moe_mapping_forget
  * takes pages from the process, not their contents.

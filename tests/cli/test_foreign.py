@@ -107,7 +107,6 @@ REFUSED = {
     "metric_for_best_model": ("accuracy", "eval_loss"),
     "greater_is_better": (True, "eval_loss"),
     "task": ("mmlu_test", "moesaic eval"),
-    "kt_weight_path": ("/kt", "Hugging Face checkpoint"),
     "kt_full_weight_grad": (True, "kt_train_mode"),
     "kt_use_lora_experts": (True, "lora_target: experts"),
     # of flags that are here, by LLaMA-Factory's values

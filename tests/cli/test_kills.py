@@ -213,10 +213,12 @@ class Adapter(Interrupted):
     def test_damaged_checkpoints(self):
         """The newest one that is whole is gone on from, whatever of the later ones is damaged; the end has the same bits."""
         whole, _ = self.whole()
+        source = self.out = self.path("source")
+        self.good(*self.arguments())
         for file, damage in (("state.safetensors", "flip"), ("state.safetensors", "cut"), ("adapter_model.safetensors", "flip"),
                              ("state.json", "flip")):  # fmt: skip
             self.out = self.path(f"damaged-{file}-{damage}")
-            shutil.copytree(self.path("whole"), self.out)
+            shutil.copytree(source, self.out)
             newest = max((n for n in os.listdir(self.out) if n.startswith("checkpoint-")), key=lambda n: int(n.split("-")[1]))
             path = os.path.join(self.out, newest, file)
             size = os.path.getsize(path)

@@ -45,7 +45,7 @@ class Weights(Case):
                 same = run(coded, "keep") == run(coded, "bf16")
                 self.assertEqual(same, weights == "fp8")  # which is multiplied as bf16 in any case (docs/formats.md)
         self.assertEqual(self.train("bf16")["last_loss"], self.train("keep")["last_loss"])
-        line = self.bad(2, *self.train_arguments("--weights", "int4", model=self.path("int8"), data=self.tokens()))
+        line = self.bad(2, *self.train_arguments("--weights", "int4", "--overwrite", model=self.path("int8")))
         self.assertIn('"bf16" expands them', line)
 
     def test_what_it_excludes(self):

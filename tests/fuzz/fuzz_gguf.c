@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One GGUF file: its config, and every weight of every matrix that is listed, as meant and as read. */
+/* One GGUF file: its config, and every weight of every matrix that is listed, as meant and as read.
+ */
 #include "tests/fuzz/fuzz.h"
 
 #include "model/arch.h"
@@ -15,7 +16,8 @@ static void read_matrix(const struct moe_safetensors *st, const struct moe_st_te
 	float row[MOST];
 	bool found;
 
-	if (moe_st_quantised_find(st, t->name, 0, t->shape[0], t->shape[1], &q, &found) != MOE_OK || !found)
+	if (moe_st_quantised_find(st, t->name, 0, t->shape[0], t->shape[1], &q, &found) != MOE_OK ||
+	    !found)
 		__builtin_trap();
 	for (int64_t n = 0; n < t->shape[0]; n++)
 		for (int64_t k = 0; k < t->shape[1]; k += MOST) {

@@ -179,6 +179,16 @@ class Load(Case):
         self.setUp()
         self.assertLess(self.check("qwen2moe", {"gate": Q.Q4_K, "up": Q.Q4_K, "down": Q.Q6_K, "attention": Q.F16}), 0.3)
 
+    def test_expanded_is_what_the_file_means(self):
+        from support import save_tokens
+
+        Model("qwen3moe", {"gate": Q.Q4_K, "up": Q.Q4_1, "down": Q.Q6_K, "attention": Q.BF16}).write(self.path("m.gguf"))
+        save_tokens(self.path("t.safetensors"), [list(range(40))], tokenizer_vocab_size=str(VOCAB))
+        self.convert(self.path("m.gguf"), "plain", "--weights", "bf16")
+        losses = [self.run_tool("eval", "--model", self.path(model), "--data", self.path("t.safetensors"), "--json", *more)
+                  for model, *more in (("m.gguf", "--weights", "bf16"), ("plain",))]  # fmt: skip
+        self.assertEqual(*(json.loads(loss)["loss"] for loss in losses))
+
     def test_training_begins_from_the_file(self):
         from support import save_tokens
 

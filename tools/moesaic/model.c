@@ -178,7 +178,8 @@ int tool_model_open_inference(struct tool_model *m, const struct settings *s, in
 	struct moe_model_params p = { .inference_only = 1,
 				      .keep_text = text,
 				      .max_tokens = (int)max_tokens,
-				      .weights = settings_text(s, "weights") };
+				      .weights = settings_text(s, "weights"),
+				      .kt_weights = settings_text(s, "kt-weights") };
 
 	return open_both(m, s, &p);
 }
@@ -243,6 +244,7 @@ char *tool_model_params(const struct settings *s, struct moe_model_params *p)
 		.max_tokens = by_rows ? 0 : (int)settings_int(s, "batch-tokens"),
 		.backward_weights = settings_text(s, "backward-weights"),
 		.weights = settings_text(s, "weights"),
+		.kt_weights = settings_text(s, "kt-weights"),
 		.recompute = recompute_of(s),
 		.lora_dropout = settings_real(s, "lora-dropout"),
 		.method = method_of(s),

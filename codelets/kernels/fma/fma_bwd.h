@@ -440,7 +440,7 @@ static void bwd_parts(int m, const struct moe_bwd_seg *seg, int nseg, int col, i
 			p->col += n;
 			p->w += 16 * col + n / 16 * p->stride;
 			n += length;
-			part.next[0] = n < seg[s].n	? p->w + length / 16 * p->stride
+			part.next[0] = n < seg[s].n   ? p->w + length / 16 * p->stride
 				       : s + 1 < nseg ? seg[s + 1].w + 16 * col
 						      : bwd_at(seg, col + width, columns);
 			bwd_part_rows(m, &part, width, y, ldy, out, scratch, sums);

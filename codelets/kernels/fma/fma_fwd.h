@@ -20,8 +20,8 @@
 #define FWD_K (VEC_PANEL > 1 ? 512 : 1 << 30) /* k of one run where there are passes */
 
 /*
- * `lines` cache lines at `ahead` are prefetched into L2 per block, and where there are passes one of
- * the x that is read next: with a long k or many rows x comes from L3 for every panel.
+ * `lines` cache lines at `ahead` are prefetched into L2 per block, and where there are passes one
+ * of the x that is read next: with a long k or many rows x comes from L3 for every panel.
  */
 struct fwd_run {
 	const float *x;
@@ -29,7 +29,7 @@ struct fwd_run {
 	int blocks, lines;
 	const char *ahead;
 	const float *x_ahead; /* NULL: nothing */
-	bool first; /* accumulators start from zero */
+	bool first;	      /* accumulators start from zero */
 };
 
 typedef void fwd_kernel(const struct fwd_run *run, float *acc);
@@ -150,7 +150,8 @@ static void fwd_segment(const struct fma_tile *t, const struct moe_fwd_seg *seg,
 			run.lines = (p + 1) * lines / passes - p * lines / passes;
 			/* a block of x has rows / 2 lines: one a pass */
 			if (VEC_PANEL > 1)
-				run.x_ahead = 2 * p < t->rows ? run.x + FWD_K * t->rows + 16 * p : NULL;
+				run.x_ahead =
+					2 * p < t->rows ? run.x + FWD_K * t->rows + 16 * p : NULL;
 			fwd_kernels[t->rows](&run, acc + p * vecs * VEC_LANES);
 			run.w += 2 * VEC_LANES * vecs;
 			run.ahead += (int64_t)run.lines * 64 * run.blocks;
