@@ -195,13 +195,10 @@ static enum moe_status load_shape(struct moe_model *m, const char *targets)
 	return make_runtime(m);
 }
 
-static enum moe_status load(struct moe_model *m, const char *adapter_dir, const char *targets,
-			    const char *kt_weights)
+/* What config.json and the adapter say: the architecture, and what LoRA is on. *adapter: the caller frees it. */
+static enum moe_status plan(struct moe_model *m, const char *adapter_dir, const char *targets,
+			    struct moe_adapter **adapter)
 {
-	struct moe_safetensors *st = NULL;
-	struct moe_adapter *adapter = NULL;
-	enum moe_status status = MOE_OK;
-
 	m->params.lora_targets = targets;
 	MOE_TRY(moe_arch_load(m->params.dir, &m->arch));
 	if (m->arch.reader->estimate_only)
@@ -215,10 +212,20 @@ static enum moe_status load(struct moe_model *m, const char *adapter_dir, const 
 				"convert it first (moesaic convert %s DIR --weights bf16)",
 				m->params.dir, m->params.dir);
 	if (adapter_dir)
-		MOE_TRY_GOTO(moe_adapter_read(adapter_dir, &adapter), status, out);
-	MOE_TRY_GOTO(moe_model_plan_lora(m, adapter), status, out);
-	MOE_TRY_GOTO(check_dropout(m), status, out);
+		MOE_TRY(moe_adapter_read(adapter_dir, adapter));
+	MOE_TRY(moe_model_plan_lora(m, *adapter));
 	m->params.lora_targets = NULL;
+	return check_dropout(m);
+}
+
+static enum moe_status load(struct moe_model *m, const char *adapter_dir, const char *targets,
+			    const char *kt_weights)
+{
+	struct moe_safetensors *st = NULL;
+	struct moe_adapter *adapter = NULL;
+	enum moe_status status = MOE_OK;
+
+	MOE_TRY_GOTO(plan(m, adapter_dir, targets, &adapter), status, out);
 	MOE_TRY_GOTO(moe_safetensors_open(m->params.dir, &st), status, out);
 	if (kt_weights)
 		MOE_TRY_GOTO(moe_kt_put_experts(st, kt_weights, &m->arch), status, out);
@@ -282,6 +289,41 @@ enum moe_status moe_model_open(struct moe_engine *engine, const struct moe_model
 	return MOE_OK;
 fail:
 	moe_model_close(m);
+	return st;
+}
+
+static void fill_shape(const struct moe_arch *a, struct moe_model_info *info)
+{
+	*info = (struct moe_model_info){ .struct_size = sizeof *info,
+					 .arch = a->name,
+					 .vocab = a->vocab,
+					 .hidden = a->hidden,
+					 .max_positions = a->max_positions,
+					 .layers = a->n_layers,
+					 .moe_layers = moe_arch_moe_layers(a),
+					 .experts = a->n_experts,
+					 .experts_per_token = a->top_k,
+					 .moe_intermediate = (int)a->moe_intermediate };
+}
+
+enum moe_status moe_model_check(const struct moe_model_params *params, struct moe_model_info *info)
+{
+	struct moe_model *m = moe_calloc(1, sizeof *m);
+	struct moe_adapter *adapter = NULL;
+	enum moe_status st = MOE_OK;
+
+	if (!m)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for a model");
+	if (info && info->struct_size < sizeof *info)
+		MOE_TRY_GOTO(moe_fail(MOE_ERR_ARG, "model info: struct_size is not set"), st, out);
+	MOE_TRY_GOTO(take_params(m, params), st, out);
+	MOE_TRY_GOTO(plan(m, params->adapter, params->lora_targets, &adapter), st, out);
+	if (info)
+		fill_shape(&m->arch, info);
+out:
+	moe_adapter_free(adapter);
+	moe_free((void *)m->params.dir);
+	moe_free(m);
 	return st;
 }
 

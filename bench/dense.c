@@ -72,8 +72,15 @@ static double median(void (*run)(void *), void *arg)
 	return s[ROUNDS / 2];
 }
 
+static bool json; /* a line of JSON each */
+
 static void show(const char *what, double amount, double seconds, const char *unit)
 {
+	if (json) {
+		printf("{\"isa\": \"%s\", \"what\": \"%s\", \"rate\": %.1f, \"unit\": \"%s\", \"ms\": %.3f}\n", K->name,
+		       what, amount / seconds * 1e-9, unit, 1e3 * seconds);
+		return;
+	}
 	printf("%-13s %-18s %9.1f %s  (%.3f ms)\n", K->name, what, amount / seconds * 1e-9, unit,
 	       1e3 * seconds);
 }
@@ -251,7 +258,8 @@ static void dense(int m, int64_t n, int64_t k)
 	for (int i = 0; i < 3; i++)
 		d.stat[i] = values(m, 0);
 	d.scratch = memory(K->linear_scratch(m, n, k, 0));
-	printf("n %lld, k %lld, %d rows\n", (long long)n, (long long)k, m);
+	if (!json)
+		printf("n %lld, k %lld, %d rows\n", (long long)n, (long long)k, m);
 	packing(n, k);
 	K->weight_pack(&d.w, d.source, MOE_BF16, n, k, k, MOE_USE_GEMM);
 	show("linear", flops, median(linear, &d), "GFLOP/s");
@@ -271,6 +279,11 @@ int main(int argc, char **argv)
 	const char *name = argc > 1 && strcmp(argv[1], "all") ? argv[1] : NULL;
 	int shape[4] = { 1024, 8, 2, 128 };
 
+	if (argc > 1 && !strcmp(argv[argc - 1], "--json")) {
+		json = true;
+		argc--;
+		name = argc > 1 ? name : NULL;
+	}
 	for (int i = 2; i < argc && i < 6; i++)
 		shape[i - 2] = atoi(argv[i]);
 	openblas_set_num_threads(1);

@@ -118,6 +118,7 @@ int main(int argc, char **argv)
 		{ "workers", required_argument, NULL, 'w' },
 		{ "policy", required_argument, NULL, 'p' },
 		{ "sequential", no_argument, NULL, 'q' },
+		{ "json", no_argument, NULL, 'j' },
 		{ NULL, 0, NULL, 0 },
 	};
 	struct moe_engine_params ep = { .struct_size = sizeof ep };
@@ -135,8 +136,8 @@ int main(int argc, char **argv)
 	struct moe_token_file_info file = { .struct_size = sizeof file };
 	struct moe_engine *engine;
 	struct moe_model *model;
-	double both = 0, different = 0;
-	int c;
+	double both = 0, different = 0, idle;
+	int c, json = 0;
 
 	while ((c = getopt_long(argc, argv, "", options, NULL)) != -1) {
 		switch (c) {
@@ -157,6 +158,9 @@ int main(int argc, char **argv)
 			break;
 		case 'q':
 			tp.sequential = 1;
+			break;
+		case 'j':
+			json = 1;
 			break;
 		default:
 			return 2;
@@ -179,15 +183,23 @@ int main(int argc, char **argv)
 	if (moe_train(model, &tp, NULL, NULL, &result))
 		return fail("training");
 	moe_engine_get_info(engine, &info);
-	print_kinds(info.workers);
+	if (!json)
+		print_kinds(info.workers);
 	for (int a = 0; a < info.workers; a++)
 		for (int b = a + 1; b < info.workers; b++)
 			overlap(a, b, &both, &different);
-	printf("%lld steps, %.1f tokens/s, %.3f s/step, idle %.1f %%\n", (long long)result.steps,
-	       (double)result.tokens / result.seconds, result.seconds / (double)result.steps,
-	       100 * (1 - info.busy_seconds / (result.seconds * info.workers)));
-	printf("two workers busy %.3f s, of it on different layers or micro-batches %.1f %%\n",
-	       both, 100 * different / (both > 0 ? both : 1));
+	idle = 1 - info.busy_seconds / (result.seconds * info.workers);
+	if (json)
+		printf("{\"steps\": %lld, \"tokens_per_s\": %.1f, \"step_s\": %.4f, \"idle_share\": %.4f, \"workers\": %d, "
+		       "\"two_busy_s\": %.4f, \"of_it_different\": %.4f}\n",
+		       (long long)result.steps, (double)result.tokens / result.seconds,
+		       result.seconds / (double)result.steps, idle, info.workers, both, different / (both > 0 ? both : 1));
+	else
+		printf("%lld steps, %.1f tokens/s, %.3f s/step, idle %.1f %%\n"
+		       "two workers busy %.3f s, of it on different layers or micro-batches %.1f %%\n",
+		       (long long)result.steps, (double)result.tokens / result.seconds,
+		       result.seconds / (double)result.steps, 100 * idle, both,
+		       100 * different / (both > 0 ? both : 1));
 	moe_model_close(model);
 	return moe_engine_close(engine) != MOE_OK;
 }

@@ -101,6 +101,14 @@ static void destroy(struct moe_engine *e)
 	moe_free(e);
 }
 
+enum moe_status moe_engine_check_params(const struct moe_engine_params *params)
+{
+	MOE_TRY(check_params(params));
+	MOE_TRY(moe_starpu_check_policy(params->policy ? params->policy : DEFAULT_POLICY));
+	MOE_TRY(moe_starpu_check_workers(params->workers));
+	return singleton ? MOE_OK : moe_engine_prepare(params->isa);
+}
+
 static enum moe_status open_engine(const struct moe_engine_params *p, struct moe_engine **out)
 {
 	struct moe_engine *e = moe_calloc(1, sizeof *e);
@@ -127,7 +135,8 @@ static enum moe_status open_engine(const struct moe_engine_params *p, struct moe
 	}
 	MOE_TRY_GOTO(moe_starpu_check_policy(e->policy), st, fail);
 	MOE_TRY_GOTO(moe_topology_load(&e->topology), st, fail);
-	MOE_TRY_GOTO(moe_starpu_check_workers(e, &workers), st, fail);
+	MOE_TRY_GOTO(moe_starpu_check_workers(workers), st, fail);
+	workers = moe_starpu_workers(e, workers);
 	MOE_TRY_GOTO(moe_engine_prepare(e->isa), st, fail);
 	MOE_TRY_GOTO(moe_starpu_start(e, workers), st, fail);
 	started = true;

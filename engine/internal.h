@@ -170,7 +170,8 @@ enum moe_status moe_parts_from_specs(const struct moe_engine *e, const struct mo
 enum moe_status moe_parts_make(struct moe_engine *e, const struct moe_engine_params *params);
 /* starpu_start.c: *workers 0 becomes the number to start */
 enum moe_status moe_starpu_check_policy(const char *policy);
-enum moe_status moe_starpu_check_workers(struct moe_engine *e, int *workers);
+enum moe_status moe_starpu_check_workers(int workers);
+int moe_starpu_workers(const struct moe_engine *e, int workers); /* 0: one per core, as far as StarPU goes */
 enum moe_status moe_starpu_start(struct moe_engine *e, int workers);
 /* When a task ran, ns; cpu: of its thread. */
 struct moe_interval {

@@ -92,28 +92,34 @@ static enum moe_status ensure_starpu_home(void)
 	return MOE_OK;
 }
 
-enum moe_status moe_starpu_check_workers(struct moe_engine *e, int *workers)
+enum moe_status moe_starpu_check_workers(int workers)
 {
 	int max = MOE_STARPU_MAX_CPUS;
 
-	if (*workers < 0)
-		return moe_fail(MOE_ERR_ARG, "workers is %d; 0 means one per core", *workers);
-	if (*workers > max)
+	if (workers < 0)
+		return moe_fail(MOE_ERR_ARG, "workers is %d; 0 means one per core", workers);
+	if (workers > max)
 		return moe_fail(
 			MOE_ERR_CONFIG,
 			"%d workers asked for, but this StarPU (%d.%d) was built for at most %d; "
 			"scripts/build-starpu builds one with raised limits",
-			*workers, STARPU_MAJOR_VERSION, STARPU_MINOR_VERSION, max);
-	if (*workers)
-		return MOE_OK;
-	*workers = MOE_MIN(e->topology.cpus, max);
+			workers, STARPU_MAJOR_VERSION, STARPU_MINOR_VERSION, max);
+	return MOE_OK;
+}
+
+int moe_starpu_workers(const struct moe_engine *e, int workers)
+{
+	int max = MOE_STARPU_MAX_CPUS;
+
+	if (workers)
+		return workers;
 	if (e->topology.cpus > max)
 		moe_log(MOE_LOG_WARNING,
 			"only %d of %d cores are used: this StarPU was built for at most %d "
 			"workers; "
 			"scripts/build-starpu builds one with raised limits",
 			max, e->topology.cpus, max);
-	return MOE_OK;
+	return MOE_MIN(e->topology.cpus, max);
 }
 
 /* Variables that StarPU prefers to its conf, or that would make a submission wait for its tasks. */

@@ -139,6 +139,11 @@ MOE_API enum moe_status moe_engine_open(const struct moe_engine_params *params,
 MOE_API enum moe_status moe_engine_close(struct moe_engine *engine);
 MOE_API enum moe_status moe_engine_get_info(struct moe_engine *engine,
 					    struct moe_engine_info *info);
+/*
+ * What opening would refuse before it starts anything: workers, policy, kernel table. Starts nothing and needs no
+ * engine; parts are checked when it is open.
+ */
+MOE_API enum moe_status moe_engine_check_params(const struct moe_engine_params *params);
 /* Policies of the installed StarPU by index, NULL past the end. masks: may run strict parts. */
 MOE_API const char *moe_policy_name(int index, int *masks);
 
@@ -762,6 +767,12 @@ struct moe_model_info {
 MOE_API enum moe_status moe_model_open(struct moe_engine *engine,
 				       const struct moe_model_params *params,
 				       struct moe_model **out);
+/*
+ * What opening would refuse for config.json and the adapter alone: architecture, targets, ranks, shapes of the
+ * adapter. Reads no weights and needs no engine. info may be NULL; arch (static), vocab, hidden, max_positions,
+ * layers, moe_layers, experts, experts_per_token and moe_intermediate are filled, the rest is 0.
+ */
+MOE_API enum moe_status moe_model_check(const struct moe_model_params *params, struct moe_model_info *info);
 /* Waits for its tasks. */
 MOE_API void moe_model_close(struct moe_model *model);
 MOE_API enum moe_status moe_model_get_info(struct moe_model *model, struct moe_model_info *info);
@@ -812,7 +823,9 @@ struct moe_trainer_params {
 	size_t struct_size;
 	const char *data;	/* token file; required */
 	const char *eval_data;	/* token file or NULL */
-	double eval_split;	/* without eval_data: share of the packs, the last ones, kept for evaluation */
+	/* without eval_data: share of the packs that is kept for evaluation, the last ones; from 1 on: the packs
+	 * that hold the last so many documents */
+	double eval_split;
 	const char *output_dir; /* created; required */
 	const char *resume; /* a checkpoint directory, "" = the newest in output_dir, NULL = none */
 	int overwrite;	    /* an output directory that already has results may be used */

@@ -437,6 +437,14 @@ static void eval_split(void)
 	p.overwrite = 1;
 	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, &r), MOE_OK);
 	CU_ASSERT_EQUAL(r.steps, 9);
+	p.eval_split = 3; /* documents, of packs of two: 2 packs */
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, &r), MOE_OK);
+	CU_ASSERT_TRUE(isfinite(r.eval_loss));
+	CU_ASSERT_EQUAL(r.steps, 10);
+	p.eval_split = 1e6;
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, &r), MOE_ERR_ARG);
+	p.eval_split = 2.5;
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, &r), MOE_ERR_ARG);
 	p.eval_split = 0.99;
 	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, &r), MOE_ERR_ARG);
 	p.eval_split = NAN;

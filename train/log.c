@@ -215,12 +215,22 @@ static void add_summary(cJSON *o, const struct moe_log_summary *s)
 	else
 		cJSON_AddNullToObject(o, "best_model_checkpoint");
 	add_number(o, "max_steps", (double)s->total_steps);
+	add_number(o, "num_train_epochs", (double)s->epochs);
+	if (s->batch_size)
+		add_number(o, "train_batch_size", (double)s->batch_size);
+	else
+		cJSON_AddNullToObject(o, "train_batch_size");
 	add_number(o, "logging_steps", (double)s->logging_steps);
 	add_number(o, "eval_steps", (double)s->eval_steps);
 	add_number(o, "save_steps", (double)s->save_steps);
 	add_number(o, "num_input_tokens_seen", (double)s->tokens);
 	cJSON_AddTrueToObject(o, "is_local_process_zero");
 	cJSON_AddTrueToObject(o, "is_world_process_zero");
+	cJSON_AddFalseToObject(o, "is_hyper_param_search");
+	cJSON_AddNullToObject(o, "trial_name");
+	cJSON_AddNullToObject(o, "trial_params");
+	cJSON_AddObjectToObject(o, "stateful_callbacks");
+	add_number(o, "total_flos", 0); /* not counted; the Trainer writes 0 too where its model does not */
 }
 
 enum moe_status moe_train_log_state(const struct moe_train_log *log, const char *dir,

@@ -29,6 +29,8 @@ enum moe_status moe_train_log_add(struct moe_train_log *log, const struct moe_tr
 				  bool eval);
 struct moe_log_summary {
 	int64_t total_steps, logging_steps, eval_steps, save_steps, tokens;
+	int64_t epochs;	    /* begun ones count */
+	int64_t batch_size; /* packs of a micro-batch; 0: as many as fit */
 	int64_t best_step; /* 0: no evaluation yet */
 	double best_loss;
 	const char *best_checkpoint; /* NULL: not saved */

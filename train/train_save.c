@@ -69,6 +69,8 @@ static enum moe_status write_log_state(struct moe_run *r, const char *dir, int64
 				      : 0,
 		.save_steps = r->p->save_steps,
 		.tokens = r->progress.tokens,
+		.epochs = (r->total_steps + r->steps_per_epoch - 1) / MOE_MAX(1, r->steps_per_epoch),
+		.batch_size = r->p->batch_size,
 		.best_step = r->progress.best_step,
 		.best_loss = r->progress.best_loss,
 	};

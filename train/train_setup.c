@@ -39,8 +39,9 @@ enum moe_status moe_train_check_params(const struct moe_trainer_params *p)
 	if (p->warmup_ratio < 0 || p->warmup_ratio > 1)
 		return moe_fail(MOE_ERR_ARG, "warmup_ratio is %g; 0 to 1 are possible",
 				p->warmup_ratio);
-	if (!(p->eval_split >= 0 && p->eval_split < 1))
-		return moe_fail(MOE_ERR_ARG, "eval_split is %g; 0 to below 1 are possible",
+	if (!(p->eval_split >= 0 && p->eval_split < INT32_MAX) ||
+	    (p->eval_split > 1 && p->eval_split != floor(p->eval_split)))
+		return moe_fail(MOE_ERR_ARG, "eval_split is %g; a share below 1 or a whole number of documents are possible",
 				p->eval_split);
 	if (p->batch_size < 0 || p->batch_tokens < 0 || p->accumulation < 0 || p->epochs < 0 ||
 	    p->max_steps < 0 || p->warmup_steps < 0 || p->max_grad_norm < 0 || p->weight_decay < 0)
@@ -91,15 +92,28 @@ static enum moe_status check_output(struct moe_run *r)
 	return moe_state_clean(p->output_dir);
 }
 
+/* A share of the packs, or as many as hold that many documents. */
+static int64_t packs_to_keep(const struct moe_tokens *t, double split)
+{
+	int64_t n = t->n_rows, kept = 0;
+
+	if (split < 1)
+		return (int64_t)ceil(split * (double)n);
+	while (kept < n && (double)(t->pack_offsets[n] - t->pack_offsets[n - kept]) < split)
+		kept++;
+	return kept;
+}
+
 /* The last packs become evaluation data: two views of one file. */
 static enum moe_status split_data(struct moe_run *r)
 {
-	int64_t n = r->tokens->n_rows, kept = (int64_t)ceil(r->p->eval_split * (double)n);
+	int64_t n = r->tokens->n_rows, kept = packs_to_keep(r->tokens, r->p->eval_split);
 
 	if (kept >= n)
 		return moe_fail(MOE_ERR_ARG,
-				"eval_split %g of %lld packs leaves nothing to train on",
-				r->p->eval_split, (long long)n);
+				"eval_split %g takes all %lld packs (%lld documents) and leaves nothing to train on; a smaller "
+				"one, or more packs: packing off, a shorter cutoff_len",
+				r->p->eval_split, (long long)n, (long long)r->tokens->n_docs);
 	MOE_TRY(moe_tokens_open(r->p->data, r->t->decoder->V, &r->eval_tokens));
 	r->eval_tokens->pack_offsets += n - kept;
 	r->eval_tokens->n_rows = kept;

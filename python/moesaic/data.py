@@ -79,6 +79,9 @@ class Tokeniser:
     def template(self):
         if self._template is None:
             self._template = load_template(self.checkpoint, self.options.chat_template, self.options.template_vars)
+            unused = [] if self.options.quiet else self._template.unused(self.options.template_vars)
+            if unused:
+                print(f"moesaic data: the chat template does not read {', '.join(unused)} (--template-vars)", file=sys.stderr)
             if self.options.no_system:
                 self._template = NoSystem(self._template)
         return self._template
@@ -185,7 +188,7 @@ def parser():
     p.add_argument(
         "--columns", nargs="+", action="append", metavar="OURS=THEIRS", help="names of columns, as instruction=question"
     )
-    p.add_argument("--max-samples", type=positive, metavar="N", help="use the first N rows")
+    p.add_argument("--max-samples", type=positive, metavar="N", help="use the first N rows of each file")
     p.add_argument(
         "--show", type=int, default=1, metavar="N", help="examples to show with the trained tokens marked (1)"
     )
@@ -199,9 +202,9 @@ def parser():
     return p
 
 
-def _stream_rows(options, shapes, progress):
+def _stream_rows(paths, options, shapes, progress):
     """Yields (Row, shape) in order; a file's shape is recognised from its first row."""
-    for path in options.data:
+    for path in paths:
         for row in rows.read_rows(path, progress.read):
             row = rows.rename(row, options.columns)
             if path not in shapes:
@@ -211,11 +214,16 @@ def _stream_rows(options, shapes, progress):
 
 def _chosen_rows(options, shapes, progress):
     """The rows that --seed and --max-samples leave; shuffling needs them all in memory."""
-    stream = _stream_rows(options, shapes, progress)
-    if options.seed is not None:
+    files = [_stream_rows([path], options, shapes, progress) for path in options.data]
+    if options.seed is None:
+        return itertools.chain.from_iterable(itertools.islice(rows, options.max_samples) for rows in files)
+    chance, chosen = random.Random(options.seed), []
+    for stream in files:
         stream = list(stream)
-        random.Random(options.seed).shuffle(stream)
-    return itertools.islice(stream, options.max_samples)
+        chance.shuffle(stream)
+        chosen.extend(stream[: options.max_samples])
+    chance.shuffle(chosen)
+    return chosen
 
 
 def tokenise(options, stream):

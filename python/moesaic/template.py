@@ -7,6 +7,7 @@ import os
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from .errors import UserError
@@ -101,6 +102,11 @@ class Template:
             line = getattr(error, "lineno", None)
             raise UserError(f"{name}: line {line}: {error}" if line else f"{name}: {error}") from None
         self.has_generation = self._environment.generation_seen
+
+    def unused(self, names):
+        """Those that the template never reads: misspelt, or of another template."""
+        read = jinja2.meta.find_undeclared_variables(self._environment.parse(self.source))
+        return [name for name in names if name not in read]
 
     def render(self, messages, tools=None, add_generation_prompt=False, marks=None):
         """The text; with marks, {% generation %} blocks come enclosed in marks.pair(GENERATION)."""

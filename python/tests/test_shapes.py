@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shapes of data files, and the token file they become."""
 
+import contextlib
+import io
 import json
 import os
 import tempfile
@@ -201,6 +203,19 @@ class TokenFile(DataTest):
         ]
         self.assertEqual(ids[1], ids[2])
         self.assertNotEqual(ids[0], ids[1])
+
+    def test_max_samples_is_of_each_file(self):
+        paths = [self.rows(*({"text": f"{name} {i}"} for i in range(5)), name=f"{name}.jsonl") for name in "ab"]
+        for seed in ([], ["--seed", "1"]):
+            stats = json.loads(self.run_data(paths[0], "--data", paths[1], "--json", "--max-samples", "2", *seed)[0])
+            self.assertEqual((stats["rows"], stats["docs"]), (4, 4))
+
+    def test_variables_that_the_template_does_not_read_are_named(self):
+        path = self.rows(talk(("user", "q"), ("assistant", "hello")))
+        errors = io.StringIO()
+        with contextlib.redirect_stderr(errors):
+            self.run_data(path, "--template-vars", "enable_thinkin=false")
+        self.assertIn("does not read enable_thinkin", errors.getvalue())
 
     def test_example_is_shown_with_its_trained_tokens_marked(self):
         printed, _, _ = self.run_data(self.rows(talk(("user", "q"), ("assistant", "hello"))))

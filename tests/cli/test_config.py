@@ -5,7 +5,7 @@ import json
 import os
 import unittest
 
-from support import MODEL, Case
+from support import MODEL, QUICK_TEMPLATE, VENV_PYTHON, Case
 
 KT = """
 ### model
@@ -110,7 +110,7 @@ class Config(Case):
         self.assertEqual(json.loads(result.stdout)["steps"], 2)
         ignored = [line for line in result.stderr.split("\n") if "ignored" in line]
         self.assertEqual(len(ignored), 1)
-        for key in ("template", "kt_backend", "bf16", "plot_loss"):
+        for key in ("template", "kt_backend", "bf16", "ddp_timeout"):
             self.assertIn(key, ignored[0])
 
     def test_the_yaml_of_kt_users(self):
@@ -125,8 +125,7 @@ class Config(Case):
         (ignored,) = [line for line in result.stderr.split("\n") if "ignored" in line]
         self.assertEqual(
             ignored.partition("here: ")[2],
-            "stage, bf16, plot_loss, use_kt, kt_expert_weight_format, kt_backend, kt_tp_enabled, "
-            "kt_threadpool_count, kt_max_cache_depth, kt_model_max_length, kt_share_backward_bb",
+            "bf16, use_kt, kt_backend, kt_tp_enabled, kt_threadpool_count, kt_max_cache_depth, kt_model_max_length, kt_share_backward_bb",
         )
 
     def test_one_file_for_several_commands(self):
@@ -140,7 +139,7 @@ class Config(Case):
 
     def test_every_key_of_kt_is_known(self):
         values = {"kt_expert_weight_format": "bf16", "kt_lora_rank": 8, "kt_lora_alpha": 16, "kt_lora_dropout": 0,
-                  "kt_train_mode": "lora", "kt_num_threads": 2, "kt_full_weight_grad": False,
+                  "kt_train_mode": "lora", "kt_num_threads": 2, "kt_full_weight_grad": False, "kt_use_lora_experts": None,
                   "kt_activation_policy": {"cpu": "retain", "gpu": "recompute"}}  # fmt: skip
         config = self.write("kt.json", json.dumps({"kt_config": {key: values.get(key, "x") for key in KT_KEYS}}))
         line = self.bad_line("train", "--config", config)
@@ -153,6 +152,37 @@ class Config(Case):
         result = self.run_tool(*arguments)
         self.assertEqual(result.returncode, 2)
         return result.stderr.strip().split("\n")[-1]
+
+    def test_data_and_eval_take_a_training_file(self):
+        """dataset, eval_dataset and cutoff_len of a LLaMA-Factory yaml, as train does; flags go first."""
+        entries = {name: {"file_name": f"{name}.safetensors"} for name in ("mine", "held")}
+        self.write("dataset_info.json", json.dumps(entries))
+        self.tokens("mine.safetensors", count=3)
+        self.tokens("held.safetensors", count=2)
+        text = f"model_name_or_path: {MODEL}\ndataset: mine\ndataset_dir: {self.path()}\nuse_dora: false\n"
+        for more, flags, count in (("", [], 3), ("eval_dataset: held\n", [], 2), ("eval_dataset: held\n", ["--dataset", "mine"], 3),
+                                   (f"eval_data: {self.path('held.safetensors')}\nval_size: 0.1\n", [], 2),
+                                   ("eval_dataset: held\n", ["--data", self.path("mine.safetensors")], 3)):  # fmt: skip
+            with self.subTest(more + " ".join(flags)):
+                config = self.write("lf.yaml", text + more)
+                result = json.loads(self.good("eval", "--config", config, "--json", "--threads", 2, *flags).stdout)
+                self.assertEqual(len(result["documents"]), count)
+        self.assertIn("--data FILE... is missing", self.bad(2, "eval", "--model", MODEL))
+        self.assertIn("--data FILE... is missing", self.bad(2, "data", "--model", MODEL))
+
+    @unittest.skipUnless(os.path.exists(VENV_PYTHON), "no build/venv (./run setup makes it)")
+    def test_datasets_are_tokenised(self):
+        rows = "".join(json.dumps({"q": f"word {i}", "a": f"text {i} " * 90}) + "\n" for i in range(4))
+        self.write("mine.jsonl", rows)
+        self.write("dataset_info.json", json.dumps({"mine": {"file_name": "mine.jsonl", "columns": {"prompt": "q", "response": "a"}}}))
+        config = self.write("lf.yaml", f"model_name_or_path: {MODEL}\ndataset: mine\ndataset_dir: {self.path()}\ntemplate: qwen\n"
+                            f"chat_template: {QUICK_TEMPLATE}\ncutoff_len: 40\nmax_samples: 3\n")  # fmt: skip
+        found = json.loads(self.good("data", "--config", config, "--json").stdout)
+        self.assertEqual((found["rows"], found["truncated"], found["tokens"]), (3, 3, 120))
+        self.write("lf.yaml", f"model_name_or_path: {MODEL}\ndataset: mine\ndataset_dir: {self.path()}\ncutoff_len: 4000\n")
+        result = self.good("eval", "--config", config, "--chat-template", QUICK_TEMPLATE, "--threads", 2)
+        self.assertIn("cutoff_len: 4000: the model has 512 positions", result.stderr)
+        self.assertIn("4 documents", result.stdout)
 
     def test_unknown_dataset(self):
         self.write("dataset_info.json", json.dumps({"identity": {"file_name": "x.json"}}))

@@ -42,6 +42,22 @@ class Course(Case):
             for line, factor in zip(self.log()[0], want):
                 self.assertAlmostEqual(line["lr"], 1e-3 * factor, delta=1e-12, msg=flags)
 
+    def test_trainer_state(self):
+        """The keys of transformers' TrainerState (5.24), no others: its loader takes no others."""
+        self.train("--max-steps", 6, "--eval-split", 0.25, "--save-steps", 3)
+        keys = """epoch global_step max_steps logging_steps eval_steps save_steps train_batch_size num_train_epochs total_flos
+        num_input_tokens_seen log_history best_metric best_global_step best_model_checkpoint is_local_process_zero
+        is_world_process_zero is_hyper_param_search trial_name trial_params stateful_callbacks""".split()
+        for folder in ((), ("checkpoint-3",)):
+            state = self.state(*folder)
+            self.assertEqual(sorted(state), sorted(keys))
+        want = {"global_step": 3, "max_steps": 6, "num_train_epochs": 1, "train_batch_size": 2, "save_steps": 3, "logging_steps": 1}
+        self.assertEqual({key: state[key] for key in want}, want)
+        self.assertGreater(state["num_input_tokens_seen"], 0)
+        losses = [entry for entry in state["log_history"] if "loss" in entry]
+        self.assertEqual([entry["step"] for entry in losses], [1, 2, 3])
+        self.assertEqual(set(losses[0]), {"epoch", "step", "loss", "learning_rate", "grad_norm"})
+
     def test_yaml_of_llamafactory(self):
         config = self.write("lf.yaml", "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr_rate: 0.5}\n"
                             "warmup_steps: 1\nload_best_model_at_end: true\nmetric_for_best_model: eval_loss\n"

@@ -35,21 +35,31 @@ FILES = {
             "identity": {"file_name": "rows.jsonl"},
             "remote": {"hf_hub_url": "x/y"},
             "pairs": {"file_name": "rows.jsonl", "ranking": True},
+            "tagged": {"file_name": "rows.jsonl", "tags": {"role_tag": "speaker"}},
+            "sampled": {"file_name": "rows.jsonl", "num_samples": 3},
         }
     ),
     "bad/dataset_info.json": "[]",
     "tool/config.json": "{",
     "nothing/readme.txt": "",
     "done/adapter_config.json": "{}",
+    "quantised.yaml": "lora_rank: 4\n\nquantization_bit: 4\n",
+    "split.yaml": "val_size: -1\n",
     "wrong/config.json": '{"model_type": "llama9"}',
 }
 TRAIN = "train --model {m} --data {t} --output-dir {d}/out"
+EARLY = "train --model {m} --data {d}/absent.jsonl --output-dir {d}/out"
 DATA = "data --model {m} --data"
 
 # arguments; exit code; parts of the line (environment variables stand in front as NAME=VALUE)
 ROWS = [
     # flags
     ("trian", 2, "unknown command 'trian'", "did you mean 'train'?"),
+    ("chat", 2, "unknown command 'chat'", "did you mean 'generate'?"),
+    ("export", 2, "did you mean 'merge'?"),
+    ("train --model Qwen/Qwen3-30B-A3B --data {t} --output-dir {d}/out", 2, "no such folder", "hf download"),
+    ("estimate --model Qwen3-30B-A3B", 2, "no such folder or config.json", "hf download"),
+    ("train --model {m} --data {d}/absent.jsonl --output-dir {m}", 2, "is the base model's folder"),
     ("qqqqqqqqqqqq", 2, "unknown command", "moesaic --help"),
     ("--frobnicate", 2, "unknown flag --frobnicate", "moesaic --help"),
     ("--completion tcsh", 2, "--completion tcsh", "bash or zsh"),
@@ -87,6 +97,28 @@ ROWS = [
     ("train --config {d}/many.yaml", 2, "--lora-rank takes one value"),
     ("train --config {d}/none.yaml", 2, "--data: an empty list"),
     ("train --config {d}/dpo.yaml", 2, "stage: dpo", "supervised"),
+    ("train --config {d}/quantised.yaml", 2, "quantised.yaml:3: quantization_bit: 4: ", "weights: int4"),
+    ("train --config {d}/split.yaml", 2, "split.yaml:1: val_size: --eval-split -1: must be at least 0"),
+    ("train --config {d}/twice.yaml", 2, "twice.yaml:2: "),
+    ("data --model {m}", 2, "--data FILE... is missing"),
+    ("eval --model {m}", 2, "--data FILE... is missing"),
+    # what has no meaning together
+    (TRAIN + " --method full --lora-rank 8", 2, "--lora-rank has no meaning with --method full", "--method hybrid"),
+    (TRAIN + " --method full --train-router", 2, "--train-router has no meaning with --method full"),
+    (TRAIN + " --masters bf16", 2, "--masters bf16 has no meaning with --method lora"),
+    (TRAIN + " --eval-split 100", 2, "eval_split 100 takes all 16 packs (16 documents)", "packing off"),
+    (TRAIN + " --eval-split 1.5", 2, "eval_split is 1.5", "whole number of documents"),
+    # before anything is tokenised: the data do not exist
+    (EARLY + " --cutoff-len 513", 2, "--cutoff-len 513: the model has 512 positions"),
+    (EARLY + " --lora-target w_proj", 2, "w_proj"),
+    (EARLY + " --lora-rank 8 --adapter {d}/nothing", 2, "it has no adapter_config.json"),
+    (EARLY + " --threads 60000", 2, "60000", "scripts/build-starpu"),
+    (EARLY + " --policy lwss", 2, "lwss", "lws "),
+    (EARLY + " --resume", 2, "has no checkpoint to go on from", "starts anew"),
+    (EARLY + " --resume {d}/nothing", 2, "nothing: it has no state.json"),
+    (EARLY + " --lora-dropout 1", 2, "lora_dropout is 1"),
+    ("MOESAIC_ISA=sse9 " + EARLY, 2, "sse9"),
+    (EARLY.replace("{m}", "{d}/wrong"), 2, "llama9"),
     (TRAIN + " --config {d}/both.yaml", 2, "--batch-size and --batch-tokens exclude each other"),
     (TRAIN + " --batch-size 2 --batch-tokens 64", 2, "--batch-size and --batch-tokens exclude each other"),
     # datasets by name
@@ -95,6 +127,8 @@ ROWS = [
     ("train --model {m} --output-dir {d}/out --dataset identty --dataset-dir {d}", 2, "did you mean 'identity'?"),
     ("train --model {m} --output-dir {d}/out --dataset remote --dataset-dir {d}", 2, "'remote' has no file_name"),
     ("train --model {m} --output-dir {d}/out --dataset pairs --dataset-dir {d}", 2, "'pairs' is a preference dataset"),
+    ("data --model {m} --dataset tagged --dataset-dir {d}", 2, "dataset_info.json: 'tagged' has role_tag", "from role"),
+    ("eval --model {m} --dataset sampled --dataset-dir {d}", 2, "'sampled' has num_samples", "--max-samples"),
     (f"train --model {{m}} --output-dir {{d}}/out --dataset-dir {{d}} --dataset {' '.join(['identity'] * 65)}", 2, "more than 64"),
     # the model
     ("eval --model {d}/absent --data {t}", 2, "--model", "absent: no such folder"),
@@ -218,7 +252,7 @@ class Errors(Case):
             self.assertIn(part, lines[0])
         self.assertRegex(lines[0], r"^moesaic( [a-z]+)?: ")
         self.assertFalse(os.path.exists(self.path("out")), "an output folder was left")
-        return re.sub(r"^moesaic( [a-z]+)?: ", "", lines[0])
+        return re.sub(r"^moesaic( [a-z]+)?: (--config \S+: )?", "", lines[0])
 
     def test_the_table_and_that_it_is_complete(self):
         rows = ROWS + (PYTHON_ROWS if "venv" in environment()["MOESAIC_PYTHON"] else [])

@@ -78,6 +78,19 @@ class Install(Case):
                 self.assertRegex(run(program, env=env), r"^\d+\.\d+\.\d+\n$")
                 needed = run("readelf", "-d", program)
                 self.assertEqual("libmoesaic.so.0" in needed, not way)
+                self.example(paths + flags, env)
+
+    def example(self, flags, env):
+        """examples/experts.c, as it is installed: weights of its own, a checkpoint's, and one that does not fit."""
+        program = self.path("experts")
+        source = self.installed("share", "doc", "moesaic", "examples", "experts.c")
+        run("cc", "-O1", "-Wall", "-Wextra", "-Werror", source, "-o", program, *flags, "-lm")
+        for arguments in ([], [MODEL, "1", "8", "128", "128", "2"]):
+            first, last = map(float, re.search(r"error ([\d.]+) -> ([\d.]+)", run(program, *arguments, env=env)).groups())
+            self.assertLess(last, 0.2 * first)
+        wrong = subprocess.run([program, MODEL, "1", "9", "128", "128", "2"], capture_output=True, text=True, env=env)
+        self.assertEqual(wrong.returncode, 1)
+        self.assertIn("experts.8", wrong.stderr)
 
     def test_pages_and_completions(self):
         for name in ("share/man/man1/moesaic.1", "share/bash-completion/completions/moesaic",

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 static const char *command_name;
+static char *place;
 static int quiet;
 
 void cli_set_command(const char *name)
@@ -19,9 +20,23 @@ void cli_set_quiet(int on)
 	quiet = on;
 }
 
+void cli_set_place(const char *fmt, ...)
+{
+	va_list ap;
+
+	free(place);
+	place = NULL;
+	if (!fmt)
+		return;
+	va_start(ap, fmt);
+	if (vasprintf(&place, fmt, ap) < 0)
+		place = NULL;
+	va_end(ap);
+}
+
 static void line(const char *fmt, va_list ap)
 {
-	fprintf(stderr, "moesaic%s%s: ", command_name ? " " : "", command_name ? command_name : "");
+	fprintf(stderr, "moesaic%s%s: %s", command_name ? " " : "", command_name ? command_name : "", place ? place : "");
 	vfprintf(stderr, fmt, ap);
 	fputc('\n', stderr);
 }

@@ -35,6 +35,8 @@ int cli_status(enum moe_status status);
 /* One line on stderr unless --quiet. */
 void cli_note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void cli_set_command(const char *name);
+/* Where what is read stands, in front of the text of every line; NULL: nowhere. */
+void cli_set_place(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void cli_set_quiet(int quiet);
 
 /* Never NULL: without memory the process ends with a message. */

@@ -22,6 +22,7 @@ extern const struct option train_what[], train_method[], train_optimisation[], t
 	{ "Schedule", train_machine_training },       \
 	{ "General", options_general }
 /* clang-format on */
+extern const struct option options_dataset[]; /* data by LLaMA-Factory's names */
 extern const struct option options_data[];    /* how rows become tokens */
 extern const struct option options_machine[]; /* threads, NUMA, memory */
 extern const struct option options_general[]; /* config, quiet, json */

@@ -6,6 +6,7 @@
  */
 #include "tools/moesaic/cli.h"
 #include "tools/moesaic/foreign.h"
+#include "tools/moesaic/option_values.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -24,14 +25,13 @@ static char *read_text(const char *path, size_t *bytes)
 	char *text;
 
 	if (!f) {
-		cli_fail(CLI_USAGE, "--config %s: %s", path, strerror(errno));
+		cli_fail(CLI_USAGE, "%s", strerror(errno));
 		return NULL;
 	}
 	text = cli_alloc(MAX_BYTES + 1);
 	*bytes = fread(text, 1, MAX_BYTES + 1, f);
 	if (ferror(f) || *bytes > MAX_BYTES) {
-		cli_fail(CLI_USAGE, "--config %s: %s", path,
-			 ferror(f) ? strerror(errno) : "larger than 1 MiB");
+		cli_fail(CLI_USAGE, "%s", ferror(f) ? strerror(errno) : "larger than 1 MiB");
 		free(text);
 		text = NULL;
 	}
@@ -51,6 +51,14 @@ static bool is_null(const yaml_node_t *n)
 		if (!strcmp((const char *)n->data.scalar.value, nulls[i]))
 			return true;
 	return false;
+}
+
+/* cJSON leaves valueint of texts, lists and maps alone: the line of the key. */
+static bool add_entry(cJSON *to, const yaml_node_t *key, cJSON *value)
+{
+	if (value)
+		value->valueint = (int)key->start_mark.line + 1;
+	return cJSON_AddItemToObject(to, (const char *)key->data.scalar.value, value);
 }
 
 /* NULL: nested too deep or a key that is no text. */
@@ -77,8 +85,7 @@ static cJSON *tree(yaml_document_t *doc, int index, int depth)
 		yaml_node_t *key = yaml_document_get_node(doc, p->key);
 
 		if (!key || key->type != YAML_SCALAR_NODE ||
-		    !cJSON_AddItemToObject(v, (const char *)key->data.scalar.value,
-					   tree(doc, p->value, depth + 1)))
+		    !add_entry(v, key, tree(doc, p->value, depth + 1)))
 			goto fail;
 	}
 	return v;
@@ -87,7 +94,7 @@ fail:
 	return NULL;
 }
 
-static cJSON *parse_yaml(const char *path, const char *text, size_t bytes)
+static cJSON *parse_yaml(const char *text, size_t bytes)
 {
 	yaml_parser_t parser;
 	yaml_document_t doc;
@@ -97,14 +104,13 @@ static cJSON *parse_yaml(const char *path, const char *text, size_t bytes)
 		return NULL;
 	yaml_parser_set_input_string(&parser, (const unsigned char *)text, bytes);
 	if (!yaml_parser_load(&parser, &doc)) {
-		cli_fail(CLI_USAGE, "--config %s: line %zu: %s", path, parser.problem_mark.line + 1,
+		cli_fail(CLI_USAGE, "line %zu: %s", parser.problem_mark.line + 1,
 			 parser.problem ? parser.problem : "not YAML");
 	} else {
 		if (yaml_document_get_root_node(&doc)) {
 			v = tree(&doc, 1, 0);
 			if (!v)
-				cli_fail(CLI_USAGE, "--config %s: nested deeper than settings are",
-					 path);
+				cli_fail(CLI_USAGE, "nested deeper than settings are");
 		} else {
 			v = cJSON_CreateObject();
 		}
@@ -114,7 +120,7 @@ static cJSON *parse_yaml(const char *path, const char *text, size_t bytes)
 	return v;
 }
 
-static cJSON *parse_json(const char *path, const char *text, size_t bytes)
+static cJSON *parse_json(const char *text, size_t bytes)
 {
 	cJSON *v = cJSON_ParseWithLength(text, bytes);
 
@@ -124,12 +130,30 @@ static cJSON *parse_json(const char *path, const char *text, size_t bytes)
 
 		for (const char *c = text; at && c < at && c < text + bytes; c++)
 			line += *c == '\n';
-		cli_fail(CLI_USAGE, "--config %s: line %d: not JSON", path, line);
+		cli_fail(CLI_USAGE, "line %d: not JSON", line);
 	}
 	return v;
 }
 
 /* ---- the tree into settings ---- */
+
+struct source {
+	const char *path;
+	bool yaml; /* its values know their lines */
+};
+
+/* Errors of one key name the file and the line, and the key where the flag is called otherwise. */
+static void set_place(const struct source *from, const cJSON *v, const struct option *o)
+{
+	char line[16] = "";
+
+	if (from->yaml && v->valueint > 0)
+		snprintf(line, sizeof line, ":%d", v->valueint);
+	if (o && !option_word_among(v->string, o->name, ' '))
+		cli_set_place("--config %s%s: %s: ", from->path, line, v->string);
+	else
+		cli_set_place("--config %s%s: ", from->path, line);
+}
 
 /* A scalar as text; free it. NULL: not a scalar. */
 static char *scalar(const cJSON *v)
@@ -138,8 +162,14 @@ static char *scalar(const cJSON *v)
 		return cli_format("%s", v->valuestring);
 	if (cJSON_IsBool(v))
 		return cli_format("%s", cJSON_IsTrue(v) ? "true" : "false");
-	if (cJSON_IsNumber(v))
+	if (cJSON_IsNumber(v)) {
+		char *text = cli_format("%.15g", v->valuedouble);
+
+		if (strtod(text, NULL) == v->valuedouble)
+			return text;
+		free(text);
 		return cli_format("%.17g", v->valuedouble);
+	}
 	return NULL;
 }
 
@@ -156,30 +186,32 @@ static bool known_elsewhere(const char *key)
 	return false;
 }
 
-static int unknown_key(const struct settings *s, const char *path, const char *key)
+#define MAX_NAMES 1024
+
+static int unknown_key(const struct settings *s, const char *key)
 {
-	const char *names[512], *near;
+	static char foreign[MAX_NAMES][64];
+	const char *names[2 * MAX_NAMES + 1], *near;
 	char spelled[64];
 	int n = 0;
 
 	for (const struct option_group *g = s->command->groups; g && g->title; g++)
-		for (const struct option *o = g->options; o->name && n < 400; o++)
+		for (const struct option *o = g->options; o->name && n < MAX_NAMES; o++)
 			names[n++] = o->name;
-	for (int i = 0; i < 100 && foreign_name(i); i++)
-		names[n++] = foreign_name(i);
+	for (int i = 0; i < MAX_NAMES && foreign_name(i, foreign[i], sizeof foreign[i]); i++)
+		names[n++] = foreign[i];
 	names[n] = NULL;
 	near = cli_nearest(key, names);
 	if (!near)
-		return cli_fail(CLI_USAGE, "--config %s: unknown key '%s'", path, key);
+		return cli_fail(CLI_USAGE, "unknown key '%s'", key);
 	snprintf(spelled, sizeof spelled, "%s", near);
 	for (char *c = spelled; *c; c++)
 		*c = *c == '-' ? '_' : *c;
-	return cli_fail(CLI_USAGE, "--config %s: unknown key '%s'; did you mean '%s'?", path, key,
-			spelled);
+	return cli_fail(CLI_USAGE, "unknown key '%s'; did you mean '%s'?", key, spelled);
 }
 
 /* A list, or a map as entries "key=value". */
-static int set_list(struct settings *s, const char *path, const cJSON *v)
+static int set_list(struct settings *s, const cJSON *v)
 {
 	char **items = cli_alloc((MAX_ITEMS + 1) * sizeof *items);
 	const cJSON *e;
@@ -190,8 +222,7 @@ static int set_list(struct settings *s, const char *path, const cJSON *v)
 		char *text = n < MAX_ITEMS ? scalar(e) : NULL;
 
 		if (!text) {
-			rc = cli_fail(CLI_USAGE, "--config %s: %s: a list of texts is expected",
-				      path, v->string);
+			rc = cli_fail(CLI_USAGE, "%s: a list of texts is expected", v->string);
 			break;
 		}
 		if (cJSON_IsObject(v)) {
@@ -209,88 +240,98 @@ static int set_list(struct settings *s, const char *path, const cJSON *v)
 	return rc;
 }
 
-static int set_key(struct settings *s, const char *path, const cJSON *v)
+static int set_own(struct settings *s, const struct option *o, const cJSON *v)
 {
-	const struct option *o = settings_option(s, v->string);
 	char *text;
-	int rc;
+	int rc = 0;
 
-	if (cJSON_IsNull(v) && (o || foreign_known(v->string)))
-		return 0;
-	if (!o && cJSON_IsObject(v) && foreign_known(v->string)) {
-		const cJSON *e;
-
-		cJSON_ArrayForEach(e, v) /* kt_config: its keys are ours to know */
-		{
-			rc = set_key(s, path, e);
-			if (rc)
-				return rc;
-		}
-		return 0;
-	}
-	if (o && (cJSON_IsArray(v) || cJSON_IsObject(v)))
-		return set_list(s, path, v);
+	if (cJSON_IsArray(v) || cJSON_IsObject(v))
+		return set_list(s, v);
 	text = scalar(v);
-	if (!o) {
-		rc = foreign_set(s, v->string, text ? text : "");
-		if (rc == -1 && known_elsewhere(v->string)) {
-			foreign_ignore(v->string);
-			rc = 0;
-		} else if (rc == -1) {
-			rc = unknown_key(s, path, v->string);
-		}
-	} else if (o->traits & OPTION_VALUE_OPTIONAL && text && !strcmp(text, "true")) {
+	if (o->traits & OPTION_VALUE_OPTIONAL && text && !strcmp(text, "true"))
 		rc = settings_set(s, v->string, &(const char *){ "" }, 1);
-	} else if (o->traits & OPTION_VALUE_OPTIONAL && text && !strcmp(text, "false")) {
-		rc = 0;
-	} else {
+	else if (!(o->traits & OPTION_VALUE_OPTIONAL && text && !strcmp(text, "false")))
 		rc = settings_set(s, v->string, (const char *const *)&text, 1);
-	}
 	free(text);
 	return rc;
 }
 
-static int check_duplicates(const char *path, const cJSON *root)
+static int set_foreign(struct settings *s, const cJSON *v)
 {
-	for (const cJSON *a = root->child; a; a = a->next)
-		for (const cJSON *b = a->next; b; b = b->next)
-			if (!strcmp(a->string, b->string))
-				return cli_fail(CLI_USAGE, "--config %s: key '%s' appears twice",
-						path, a->string);
+	char *text = scalar(v);
+	int rc = foreign_set(s, v->string, text ? text : "");
+
+	free(text);
+	if (rc != -1)
+		return rc;
+	if (!known_elsewhere(v->string))
+		return unknown_key(s, v->string);
+	foreign_ignore(v->string);
 	return 0;
 }
 
-int settings_load(struct settings *s, const char *path)
+static int set_key(struct settings *s, const struct source *from, const cJSON *v)
 {
-	size_t bytes = 0, length = strlen(path);
-	char *text = read_text(path, &bytes);
-	const cJSON *v;
+	const struct option *o = settings_option(s, v->string);
+	const cJSON *e;
+	int rc = 0;
+
+	set_place(from, v, o);
+	if (cJSON_IsNull(v) && (o || foreign_known(v->string) || known_elsewhere(v->string)))
+		return 0;
+	if (!strcmp(v->string, "kt_config") && cJSON_IsObject(v)) { /* its keys are ours to know */
+		for (e = v->child; e && !rc; e = e->next)
+			rc = set_key(s, from, e);
+		return rc;
+	}
+	return o ? set_own(s, o, v) : set_foreign(s, v);
+}
+
+static int check_duplicates(const struct source *from, const cJSON *root)
+{
+	for (const cJSON *a = root->child; a; a = a->next)
+		for (const cJSON *b = a->next; b; b = b->next)
+			if (!strcmp(a->string, b->string)) {
+				set_place(from, b, NULL);
+				return cli_fail(CLI_USAGE, "key '%s' appears twice", a->string);
+			}
+	return 0;
+}
+
+static int load(struct settings *s, struct source *from)
+{
+	size_t bytes = 0, length = strlen(from->path);
+	char *text = read_text(from->path, &bytes);
 	cJSON *root;
 	int rc;
 
 	if (!text)
 		return CLI_USAGE;
-	if (length > 5 && !strcmp(path + length - 5, ".json"))
-		root = parse_json(path, text, bytes);
-	else
-		root = parse_yaml(path, text, bytes);
+	from->yaml = length <= 5 || strcmp(from->path + length - 5, ".json");
+	root = from->yaml ? parse_yaml(text, bytes) : parse_json(text, bytes);
 	free(text);
 	if (!root)
 		return CLI_USAGE;
-	if (!cJSON_IsObject(root)) {
-		cJSON_Delete(root);
-		return cli_fail(CLI_USAGE, "--config %s: not a list of 'key: value' lines", path);
-	}
-	rc = check_duplicates(path, root);
-	if (!rc)
-		cJSON_ArrayForEach(v, root)
-		{
-			rc = set_key(s, path, v);
-			if (rc)
-				break;
-		}
-	rc = rc ? rc : foreign_finish(s, path);
+	if (cJSON_IsObject(root))
+		rc = check_duplicates(from, root);
+	else
+		rc = cli_fail(CLI_USAGE, "not a list of 'key: value' lines");
+	for (const cJSON *v = root->child; v && !rc; v = v->next)
+		rc = set_key(s, from, v);
 	cJSON_Delete(root);
+	return rc;
+}
+
+int settings_load(struct settings *s, const char *path)
+{
+	struct source from = { .path = path };
+	int rc;
+
+	cli_set_place("--config %s: ", path);
+	rc = load(s, &from);
+	cli_set_place(NULL);
+	if (!rc)
+		foreign_finish(path);
 	return rc;
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/moesaic/dataset.h"
+#include "tools/moesaic/option_values.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -74,6 +75,27 @@ static void add_column(struct chosen *c, const char *ours, const char *theirs)
 	c->columns[c->n_columns++] = item;
 }
 
+/* Names of roles and keys that rows may have (rows.py); LLaMA-Factory's tags may call them otherwise. */
+static int check_tags(const cJSON *entry, const char *path, const char *name)
+{
+	static const char *const known[][2] = {
+		{ "role_tag", "from role" },	 { "content_tag", "value content" },
+		{ "user_tag", "human user" },	 { "assistant_tag", "gpt assistant model chatgpt" },
+		{ "system_tag", "system" },	 { "observation_tag", "observation tool function" },
+		{ "function_tag", "function_call tool_call" },
+	};
+	const cJSON *tags = cJSON_GetObjectItemCaseSensitive(entry, "tags");
+
+	for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+		const cJSON *tag = cJSON_GetObjectItemCaseSensitive(tags, known[i][0]);
+
+		if (cJSON_IsString(tag) && !option_word_among(tag->valuestring, known[i][1], ' '))
+			return cli_fail(CLI_USAGE, "%s: '%s' has %s '%s'; rows are read with: %s", path, name,
+					known[i][0], tag->valuestring, known[i][1]);
+	}
+	return 0;
+}
+
 static int choose(const cJSON *info, const char *folder, const char *path, const char *name,
 		  struct chosen *c)
 {
@@ -92,6 +114,11 @@ static int choose(const cJSON *info, const char *folder, const char *path, const
 		return cli_fail(CLI_USAGE,
 				"%s: '%s' is a preference dataset: not in this version yet", path,
 				name);
+	if (cJSON_GetObjectItemCaseSensitive(entry, "num_samples"))
+		return cli_fail(CLI_USAGE, "%s: '%s' has num_samples: remove it and give --max-samples, of each file", path,
+				name);
+	if (check_tags(entry, path, name))
+		return CLI_USAGE;
 	if (c->n_files == MAX_NAMES)
 		return cli_fail(CLI_USAGE, "more than %d datasets", MAX_NAMES);
 	c->files[c->n_files++] = cli_format("%s/%s", folder, file->valuestring);
@@ -114,7 +141,7 @@ static int resolve(struct settings *s, const char *names_flag, const char *files
 	cJSON *info;
 	int rc = 0;
 
-	if (!settings_has(s, names_flag))
+	if (!settings_option(s, names_flag) || !settings_has(s, names_flag))
 		return 0;
 	rc = settings_exclusive(s, names_flag, files_flag);
 	if (rc || !settings_has(s, names_flag))

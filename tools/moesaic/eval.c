@@ -2,6 +2,7 @@
 /* moesaic eval: loss and perplexity of a model, with or without an adapter, on a token file or
  * json. */
 #include "tools/moesaic/commands.h"
+#include "tools/moesaic/dataset.h"
 #include "tools/moesaic/model.h"
 #include "tools/moesaic/python.h"
 
@@ -17,14 +18,17 @@ static const struct option what[] = {
 	  "Hugging Face checkpoint folder", 0, 0, "model-name-or-path", NULL },
 	{ "adapter", OPTION_TEXT, OPTION_COMMON, "DIR", NULL, "adapter, in any form", 0, 0,
 	  "adapter-name-or-path", NULL },
-	{ "data", OPTION_LIST, OPTION_COMMON | OPTION_REQUIRED, "FILE...", NULL,
+	{ "data", OPTION_LIST, OPTION_COMMON, "FILE...", NULL,
 	  "json or jsonl, or one token file", 0, 0, "", NULL },
+	{ "eval-data", OPTION_LIST, 0, "FILE...", NULL, "the same; goes before a --data of --config", 0, 0, "", NULL },
+	{ "eval-dataset", OPTION_LIST, 0, "NAME...", NULL, "the same by name", 0, 0, "", NULL },
 	{ "batch-tokens", OPTION_INT, 0, "N", "4096", "tokens of a micro-batch", 2, 1e9, "", NULL },
 	{ .name = NULL },
 };
 
 static const struct option_group groups[] = {
 	{ "What", what },
+	{ "By name", options_dataset },
 	{ "Data", options_data },
 	{ "Machine", options_machine },
 	{ "General", options_general },
@@ -72,13 +76,39 @@ static int evaluate(const struct settings *s, const char *tokens)
 	return rc;
 }
 
+static void unset_both(struct settings *s, const char *files, const char *names)
+{
+	settings_unset(s, files);
+	settings_unset(s, names);
+}
+
+/* A training's --config names two: its evaluation data are meant, where it has some and no flag says otherwise. */
+static int choose_data(struct settings *s)
+{
+	bool asked = settings_flagged(s, "data") || settings_flagged(s, "dataset");
+	bool eval = !asked && (settings_has(s, "eval-data") || settings_has(s, "eval-dataset"));
+	char **files;
+	int n, rc;
+
+	unset_both(s, eval ? "data" : "eval-data", eval ? "dataset" : "eval-dataset");
+	rc = dataset_resolve(s);
+	n = eval && !rc ? settings_list(s, "eval-data", &files) : 0;
+	if (n)
+		rc = settings_set(s, "data", (const char *const *)files, n);
+	if (!rc && !settings_has(s, "data"))
+		rc = cli_fail(CLI_USAGE, "--data FILE... is missing");
+	return rc;
+}
+
 static int run(struct settings *s, int argc, char **argv)
 {
 	const char *temp = getenv("TMPDIR");
 	char *folder = cli_format("%s/moesaic-XXXXXX", temp && *temp ? temp : "/tmp");
 	char *tokens = NULL;
 	bool made = false;
-	int rc = tool_model_check(s);
+	int rc = choose_data(s);
+
+	rc = rc ? rc : tool_model_check(s, false);
 
 	(void)argc, (void)argv;
 	if (!rc && !mkdtemp(folder))

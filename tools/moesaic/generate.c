@@ -211,7 +211,7 @@ static int answer_lines(struct generator *g)
 	return rc;
 }
 
-static int check(const struct settings *s)
+static int check(struct settings *s)
 {
 	if (settings_on(s, "raw") && settings_has(s, "system"))
 		return cli_fail(CLI_USAGE, "--raw and --system exclude each other");
@@ -220,7 +220,7 @@ static int check(const struct settings *s)
 	if (s->n_operands > 1)
 		return cli_fail(CLI_USAGE, "one prompt, in quotes; %d arguments were given",
 				s->n_operands);
-	return tool_model_check(s);
+	return tool_model_check(s, false);
 }
 
 static int run(struct settings *s, int argc, char **argv)

@@ -62,9 +62,24 @@ static int run_external(char **argv)
 	return -1;
 }
 
+/* What other programs call it. */
+static const char *named_elsewhere(const char *name)
+{
+	static const char *const names[][2] = {
+		{ "chat", "generate" }, { "predict", "generate" }, { "run", "generate" }, { "infer", "generate" },
+		{ "finetune", "train" }, { "sft", "train" },	    { "evaluate", "eval" }, { "tokenize", "data" },
+		{ "preprocess", "data" }, { "export", "merge" },    { "quantize", "convert" },
+	};
+
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+		if (!strcmp(name, names[i][0]))
+			return names[i][1];
+	return NULL;
+}
+
 static int unknown_command(const char *name)
 {
-	const char *names[32], *near;
+	const char *names[32], *near = named_elsewhere(name);
 	int n = 0;
 
 	for (int i = 0; cli_commands[i]; i++)
@@ -72,7 +87,7 @@ static int unknown_command(const char *name)
 	for (int i = 0; external[i]; i++)
 		names[n++] = external[i];
 	names[n] = NULL;
-	near = cli_nearest(name, names);
+	near = near ? near : cli_nearest(name, names);
 	if (*name == '-')
 		return cli_fail(CLI_USAGE, "unknown flag %s (moesaic --help)", name);
 	if (near)

@@ -17,7 +17,7 @@ static const struct option what[] = {
 	  "keep", "format of the weights; keep: what is quantised is quantised again", 0, 0, "",
 	  NULL },
 	{ "max-shard-size", OPTION_SIZE, OPTION_COMMON, "SIZE", "5GB",
-	  "split files that are larger; others stay as they are", 1, 0, "export-size", NULL },
+	  "split files that are larger; others stay as they are", 1, 0, "", NULL },
 	{ .name = NULL },
 };
 

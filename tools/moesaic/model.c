@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/moesaic/model.h"
+#include "tools/moesaic/python.h"
+#include "tools/moesaic/start_noise.h"
 
 #include "engine/size.h"
-#include "tools/moesaic/start_noise.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +34,8 @@ static int check_folder(const char *flag, const char *dir, const char *file)
 	bool there;
 
 	if (stat(dir, &st) || !S_ISDIR(st.st_mode))
-		return cli_fail(CLI_USAGE, "--%s %s: no such folder", flag, dir);
+		return cli_fail(CLI_USAGE, "--%s %s: no such folder%s", flag, dir,
+				strcmp(flag, "model") ? "" : TOOL_NO_DOWNLOAD);
 	path = cli_format("%s/%s", dir, file);
 	there = access(path, R_OK) == 0;
 	free(path);
@@ -41,7 +43,7 @@ static int check_folder(const char *flag, const char *dir, const char *file)
 }
 
 /* A folder, or a GGUF file: what is in a file its reader tells. */
-static int check_model(const char *model)
+static int check_base(const char *model)
 {
 	struct stat st;
 
@@ -50,16 +52,68 @@ static int check_model(const char *model)
 	return check_folder("model", model, "config.json");
 }
 
-int tool_model_check(const struct settings *s)
+int tool_model_cutoff(struct settings *s, int64_t positions)
 {
-	int rc = check_model(settings_text(s, "model"));
+	int64_t asked = settings_int(s, "cutoff-len");
+	char *text;
+
+	if (positions <= 0 || asked <= positions)
+		return 0;
+	if (settings_flagged(s, "cutoff-len"))
+		return cli_fail(CLI_USAGE, "--cutoff-len %lld: the model has %lld positions (max_position_embeddings)",
+				(long long)asked, (long long)positions);
+	if (settings_given(s, "cutoff-len"))
+		cli_note("cutoff_len: %lld: the model has %lld positions, which documents are cut to", (long long)asked,
+			 (long long)positions);
+	text = cli_format("%lld", (long long)positions);
+	settings_set(s, "cutoff-len", (const char *const *)&text, 1);
+	free(text);
+	return 0;
+}
+
+static struct moe_engine_params engine_params(const struct settings *s)
+{
+	return (struct moe_engine_params){
+		.struct_size = sizeof(struct moe_engine_params),
+		.workers = (int)settings_int(s, "threads"),
+		.parts = tool_model_parts(s),
+		.policy = settings_text(s, "policy"),
+	};
+}
+
+/* What config.json and the adapter refuse. */
+static int check_model(struct settings *s, bool training)
+{
+	struct moe_model_info info = { .struct_size = sizeof info };
+	struct moe_model_params p = { .inference_only = 1 };
+	char *targets = training ? tool_model_params(s, &p) : NULL;
+	int rc;
+
+	p.struct_size = sizeof p;
+	p.dir = settings_text(s, "model");
+	p.adapter = settings_text(s, "adapter");
+	rc = cli_status(moe_model_check(&p, &info));
+	free(targets);
+	if (!rc && settings_option(s, "cutoff-len") && !token_file_given(s, "data"))
+		rc = tool_model_cutoff(s, info.max_positions);
+	return rc;
+}
+
+int tool_model_check(struct settings *s, bool training)
+{
+	struct moe_engine_params engine;
+	int rc = check_base(settings_text(s, "model"));
 
 	if (!rc && settings_has(s, "adapter"))
 		rc = check_folder("adapter", settings_text(s, "adapter"), "adapter_config.json");
 	if (!rc && tool_model_parts(s) < 0)
 		rc = cli_fail(CLI_USAGE, "--numa %s: expected auto, off or a number of parts",
 			      settings_text(s, "numa"));
-	return rc;
+	if (rc)
+		return rc;
+	engine = engine_params(s);
+	rc = cli_status(moe_engine_check_params(&engine));
+	return rc ? rc : check_model(s, training);
 }
 
 /* A line that is updated, or one every ten seconds where stderr is no terminal: of long loads only. */
@@ -92,12 +146,7 @@ static void show_loading(const char *what, int64_t done, int64_t total, void *us
 
 static int open_both(struct tool_model *m, const struct settings *s, struct moe_model_params *p)
 {
-	struct moe_engine_params engine = {
-		.struct_size = sizeof engine,
-		.workers = (int)settings_int(s, "threads"),
-		.parts = tool_model_parts(s),
-		.policy = settings_text(s, "policy"),
-	};
+	struct moe_engine_params engine = engine_params(s);
 	enum moe_status st;
 
 	start_noise_begin();

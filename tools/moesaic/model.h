@@ -5,6 +5,9 @@
 
 #include "tools/moesaic/cli.h"
 
+/* Names on a hub are no folders. */
+#define TOOL_NO_DOWNLOAD "; nothing is downloaded: fetch the checkpoint first (hf download NAME --local-dir DIR)"
+
 struct tool_model {
 	struct moe_engine *engine;
 	struct moe_model *model;
@@ -15,8 +18,14 @@ struct tool_model {
 	int64_t load_first;
 };
 
-/* What can be refused without opening anything: --model, --adapter, --numa. */
-int tool_model_check(const struct settings *s);
+/*
+ * What can be refused without loading or tokenising anything: --model, --adapter, --numa, --threads, --policy, the
+ * architecture, targets and ranks (training: the method's flags count). Also cuts --cutoff-len to the model's positions.
+ */
+int tool_model_check(struct settings *s, bool training);
+/* Documents cannot be longer than the model's positions. Asking for more on the command line is an error, in a file
+ * that serves several models it is cut, with a note. */
+int tool_model_cutoff(struct settings *s, int64_t positions);
 /* max_tokens 0: the library's default. Prints its own errors. */
 int tool_model_open_inference(struct tool_model *m, const struct settings *s, int64_t max_tokens, bool text);
 /* With the method's flags; writes what the adapter decided back into them. */

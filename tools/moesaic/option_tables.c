@@ -13,7 +13,7 @@ const struct option train_what[] = {
 	{ "eval-data", OPTION_LIST, OPTION_COMMON, "FILE...", NULL, "the same, for evaluation", 0,
 	  0, "", NULL },
 	{ "eval-split", OPTION_REAL, 0, "X", "0",
-	  "share of the packs, the last, kept for evaluation", 0, 0, "val-size", NULL },
+	  "share of the packs, the last, kept for evaluation; from 1 on: number of documents", 0, BIG, "val-size", NULL },
 	{ "dataset", OPTION_LIST, 0, "NAME...", NULL, "names in dataset-dir/dataset_info.json", 0,
 	  0, "", NULL },
 	{ "eval-dataset", OPTION_LIST, 0, "NAME...", NULL, "the same, for evaluation", 0, 0, "",
@@ -32,6 +32,13 @@ const struct option train_what[] = {
 	{ .name = NULL },
 };
 
+const struct option options_dataset[] = {
+	{ "dataset", OPTION_LIST, 0, "NAME...", NULL, "names in dataset-dir/dataset_info.json, in place of --data", 0,
+	  0, "", NULL },
+	{ "dataset-dir", OPTION_TEXT, 0, "DIR", "data", "folder of --dataset", 0, 0, "", NULL },
+	{ .name = NULL },
+};
+
 const struct option options_data[] = {
 	{ "cutoff-len", OPTION_INT, OPTION_COMMON, "N", "4096",
 	  "longest document, and size of a pack", 2, BIG, "", NULL },
@@ -47,7 +54,7 @@ const struct option options_data[] = {
 	  "", NULL },
 	{ "no-system", OPTION_FLAG, 0, NULL, NULL, "no system turn at all", 0, 0, "", NULL },
 	{ "columns", OPTION_LIST, 0, "OURS=THEIRS...", NULL, "names of columns", 0, 0, "", NULL },
-	{ "max-samples", OPTION_INT, 0, "N", NULL, "use the first N rows", 1, BIG, "", NULL },
+	{ "max-samples", OPTION_INT, 0, "N", NULL, "use the first N rows of each file", 1, BIG, "", NULL },
 	{ .name = NULL },
 };
 

@@ -99,6 +99,16 @@ int settings_set(struct settings *s, const char *name, const char *const *items,
 	return put(o, &s->values[index], s->source, items, count, false);
 }
 
+int settings_add(struct settings *s, const char *name, const char *item)
+{
+	int index;
+	const struct option *o = find(s, name, &index);
+	struct option_value *v = &s->values[index];
+
+	assert(o && o->type == OPTION_LIST);
+	return put(o, v, s->source, &item, 1, v->source == s->source);
+}
+
 void settings_unset(struct settings *s, const char *name)
 {
 	int index;

@@ -73,6 +73,8 @@ void settings_free(struct settings *s);
 
 /* One value as text from any source; name may be an alias, in dashes or underscores. */
 int settings_set(struct settings *s, const char *name, const char *const *items, int count);
+/* One more entry of a list, beside those from the same source. */
+int settings_add(struct settings *s, const char *name, const char *item);
 /* NULL if the command has no such option. */
 const struct option *settings_option(const struct settings *s, const char *name);
 

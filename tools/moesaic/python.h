@@ -39,6 +39,8 @@ char *above_program(int levels, const char *relative);
 /* Has that Python what moesaic.data needs? *path: which one it is; free it. */
 bool python_ready(char **path);
 
+/* Is --data one token file, that nothing tokenises? */
+bool token_file_given(const struct settings *s, const char *flag);
 enum token_report { REPORT_NONE, REPORT_STDOUT, REPORT_STDERR };
 /*
  * --data or --eval-data as a token file: given as one, or made from json by moesaic.data into

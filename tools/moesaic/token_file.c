@@ -93,6 +93,14 @@ static int refuse_data_flags(const struct settings *s, const char *flag, const c
 	return 0;
 }
 
+bool token_file_given(const struct settings *s, const char *flag)
+{
+	char **files;
+	int n = settings_list(s, flag, &files);
+
+	return n == 1 && ends_with(files[0], ".safetensors");
+}
+
 int token_file(const struct settings *s, const char *flag, const char *folder,
 	       enum token_report report, char **path, bool *made)
 {
@@ -168,7 +176,7 @@ int token_count(const struct settings *s, const char *flag, int64_t *count)
 	for (int i = 0; i < n; i++)
 		if (access(files[i], R_OK))
 			return cli_fail(CLI_USAGE, "--%s %s: %s", flag, files[i], strerror(errno));
-	if (n != 1 || !ends_with(files[0], ".safetensors"))
+	if (!token_file_given(s, flag))
 		return tokens_in_rows(s, files, n, count);
 	*count = tokens_in_header(files[0]);
 	if (*count <= 0)

@@ -13,6 +13,7 @@
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,13 +39,16 @@ struct training {
 static int check_output(struct training *t)
 {
 	static const char *const results[] = { "adapter_config.json", "trainer_log.jsonl" };
-	struct stat st;
+	struct stat st, base;
 
 	t->output = settings_text(t->s, "output-dir");
 	if (!t->output)
 		return cli_fail(CLI_USAGE, "--output-dir DIR is missing");
 	if (stat(t->output, &st) == 0 && !S_ISDIR(st.st_mode))
 		return cli_fail(CLI_USAGE, "--output-dir %s is not a folder", t->output);
+	if (stat(t->output, &st) == 0 && stat(settings_text(t->s, "model"), &base) == 0 && st.st_dev == base.st_dev &&
+	    st.st_ino == base.st_ino)
+		return cli_fail(CLI_USAGE, "--output-dir %s is the base model's folder: name another", t->output);
 	for (size_t i = 0; i < sizeof results / sizeof *results; i++) {
 		char *path = cli_format("%s/%s", t->output, results[i]);
 		bool there = access(path, F_OK) == 0;
@@ -57,6 +61,39 @@ static int check_output(struct training *t)
 					t->output, results[i]);
 	}
 	return 0;
+}
+
+static bool is_checkpoint(const char *dir)
+{
+	char *state = cli_format("%s/state.json", dir);
+	bool there = access(state, R_OK) == 0;
+
+	free(state);
+	return there;
+}
+
+/* Is there anything to go on from? Whether it is whole, reading it says. */
+static int check_resume(const struct training *t)
+{
+	const char *from = settings_text(t->s, "resume");
+	glob_t found;
+	bool there = false;
+	char *pattern;
+
+	if (!from)
+		return 0;
+	if (*from)
+		return is_checkpoint(from) ? 0
+					   : cli_fail(CLI_USAGE, "--resume %s: it has no state.json: no checkpoint", from);
+	pattern = cli_format("%s/checkpoint-*", t->output);
+	if (glob(pattern, 0, NULL, &found) == 0)
+		for (size_t i = 0; i < found.gl_pathc && !there; i++)
+			there = is_checkpoint(found.gl_pathv[i]);
+	globfree(&found);
+	free(pattern);
+	return there ? 0
+		     : cli_fail(CLI_USAGE, "--resume: %s has no checkpoint to go on from; without --resume a run starts anew",
+				t->output);
 }
 
 /* mkdir -p, and remembers whether the last folder is new. */
@@ -128,10 +165,71 @@ static void set_number(struct settings *s, const char *name, int64_t value)
 	free(text);
 }
 
+/* Is it set, to something else than its default? */
+static bool differs(const struct settings *s, const char *name)
+{
+	const char *preset = settings_option(s, name)->preset;
+	char *text = settings_joined(s, name);
+	bool same = !*text || (preset && !strcmp(text, preset));
+
+	free(text);
+	return !same;
+}
+
+/*
+ * Settings that the method does not have. On the command line they are a mistake; in a file, which may serve
+ * several methods, they are named and left out.
+ */
+static int drop_lora(struct settings *s)
+{
+	static const char *const names[] = { "lora-rank", "expert-lora-rank", "lora-alpha",   "lora-dropout",	"lora-target",
+					     "share-a",	  "rslora",	      "train-router", "adapter-format", NULL };
+	char *left = cli_format("%s", "");
+
+	for (const char *const *n = names; *n; n++) {
+		char *longer;
+
+		if (settings_flagged(s, *n)) {
+			free(left);
+			return cli_fail(CLI_USAGE, "--%s has no meaning with --method full, which trains all weights, without "
+						   "an adapter: leave it out, or --method hybrid", *n);
+		}
+		if (settings_given(s, *n) && differs(s, *n)) {
+			longer = cli_format("%s%s%s", left, *left ? ", " : "", *n);
+			free(left);
+			left = longer;
+		}
+		settings_unset(s, *n);
+	}
+	if (*left)
+		cli_note("method full has no adapter: ignored from --config: %s", left);
+	free(left);
+	return 0;
+}
+
+static int drop_other_methods(struct settings *s)
+{
+	const char *method = settings_text(s, "method"), *f32 = "f32";
+
+	if (!strcmp(method, "full"))
+		return drop_lora(s);
+	if (strcmp(method, "lora") || !differs(s, "masters"))
+		return 0;
+	if (settings_flagged(s, "masters"))
+		return cli_fail(CLI_USAGE, "--masters %s has no meaning with --method lora, whose adapter is f32: it is for "
+					   "full and hybrid", settings_text(s, "masters"));
+	cli_note("method lora trains no weights: ignored from --config: masters");
+	return settings_set(s, "masters", &f32, 1);
+}
+
 /* Defaults that depend on other settings; alpha stays open where ranks differ: it follows each. */
 int train_resolve_method(struct settings *s)
 {
 	int64_t rank = settings_int(s, "lora-rank");
+	int rc = drop_other_methods(s);
+
+	if (rc || !strcmp(settings_text(s, "method"), "full"))
+		return rc ? rc : settings_exclusive(s, "batch-size", "batch-tokens");
 
 	if (!settings_has(s, "adapter")) {
 		if (!settings_has(s, "expert-lora-rank"))
@@ -465,8 +563,9 @@ static int prepare(struct training *t)
 	if (!rc && !settings_has(t->s, "data"))
 		rc = cli_fail(CLI_USAGE, "--data FILE... is missing");
 	rc = rc ? rc : check_params(t);
-	rc = rc ? rc : tool_model_check(t->s);
+	rc = rc ? rc : tool_model_check(t->s, true);
 	rc = rc ? rc : check_output(t);
+	rc = rc ? rc : check_resume(t);
 	rc = rc ? rc : make_output(t);
 	rc = rc ? rc : check_trace(t->s);
 	rc = rc ? rc : token_file(t->s, "data", t->output, report, &t->data, &t->data_made);
