@@ -206,10 +206,11 @@ static enum moe_status keep_coded(struct moe_pack *p, const struct moe_quantised
 	return MOE_OK;
 }
 
-enum moe_status moe_pack_coded(struct moe_pack *p, int part, struct moe_weight *w,
+enum moe_status moe_pack_coded(struct moe_pack *p, int part, struct moe_weight *w, const struct moe_trained *trained,
 			       const struct moe_quantised *q)
 {
 	struct job j = { .source = { w, NULL, q->n, q->k, q->k },
+			 .trained = trained,
 			 .dtype = MOE_U8,
 			 .tensor = p->n_tensors - 1,
 			 .part = part,
@@ -232,6 +233,11 @@ enum moe_status moe_pack_expert_coded(struct moe_pack *p, int back, struct moe_e
 			 .step = step };
 
 	MOE_TRY(keep_coded(p, q, &j.coded));
+	if (e->requantise) { /* whole matrices: blocks may lie in several parts */
+		j.part = expert % e->P;
+		j.source = moe_experts_source(e, which, expert, j.part, NULL, MOE_U8);
+		return add(p, &j);
+	}
 	for (j.part = 0; j.part < e->P; j.part++) {
 		j.source = moe_experts_source(e, which, expert, j.part, NULL, MOE_U8);
 		MOE_TRY(add(p, &j));
@@ -266,14 +272,54 @@ static void announce(const struct moe_pack_source *s, size_t row)
 		madvise((void *)at, (uintptr_t)s->src - at + (size_t)s->n * row, MADV_WILLNEED);
 }
 
+/* Masters are what the codes stand for, and the codes are made of them, as after any update. */
+static enum moe_status run_masters(const struct job *j, const char *name, int64_t *bad)
+{
+	const struct moe_quantised *q = j->coded;
+	int64_t n = !j->experts ? q->n : j->which == MOE_DOWN ? j->experts->H : j->experts->I, k = q->k;
+	float *x = moe_alloc((size_t)(n * k), sizeof *x);
+
+	if (!x)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for masters of %s", name);
+	for (int64_t i = 0; i < n; i++) {
+		moe_dequantise_row(q, j->n0 + i * j->step, 0, k, x + i * k);
+		*bad += count_non_finite(MOE_F32, k, (const char *)(x + i * k));
+	}
+	if (j->experts) {
+		moe_experts_take_master(j->experts, j->which, j->expert, x, MOE_F32);
+		moe_experts_requantise(j->experts, j->which, j->expert);
+	} else {
+		moe_trained_set(j->trained, x, MOE_F32);
+	}
+	moe_free(x);
+	return MOE_OK;
+}
+
+/* The description of packed codes, without any. */
+static void describe_coded(const struct job *j)
+{
+	struct moe_quantised q = *j->coded;
+	const struct moe_coded_window all = { 0, q.n, 0, q.k, 1 };
+
+	q.codes.data = NULL;
+	for (int i = 0; j->experts && i < j->experts->P; i++)
+		moe_experts_pack_coded(j->experts, j->which, j->expert, i, &q, j->n0, j->step);
+	if (!j->experts)
+		moe_coded_pack(moe_coded_order(moe_kernels()), j->source.w, &q, &all);
+}
+
 /* Codes as they are stored; *bad: those that are NaN. */
 static enum moe_status run_coded(const struct job *j, const char *name, int64_t *bad)
 {
 	const struct moe_quantised *q = j->coded;
 	const struct moe_coded_window all = { 0, q->n, 0, q->k, 1 };
 
-	if (!j->experts || j->part == 0)
+	if (!j->experts || j->part == 0 || j->experts->requantise)
 		MOE_TRY(moe_check_scales(q, name));
+	if (j->trained || (j->experts && j->experts->requantise)) {
+		describe_coded(j);
+		return run_masters(j, name, bad);
+	}
 	*bad = j->experts ? moe_experts_pack_coded(j->experts, j->which, j->expert, j->part, q,
 						   j->n0, j->step)
 			  : moe_coded_pack(moe_coded_order(moe_kernels()), j->source.w, q, &all);
@@ -291,10 +337,14 @@ static enum moe_status run_as(const struct job *j, const char *name)
 
 	if (st != MOE_OK)
 		st = moe_fail_in(st, "%s, expert %d", name, j->expert);
-	moe_mapping_forget(j->matrix, (size_t)(s->n * s->k) * moe_dtype_size(j->dtype));
 	for (int i = 0; st == MOE_OK && i < j->experts->P; i++)
 		moe_experts_pack_coded(j->experts, j->which, j->expert, i, &q, 0, 1);
 	moe_free(memory);
+	if (st == MOE_OK && j->experts->requantise) { /* masters keep what codes drop */
+		moe_experts_take_master(j->experts, j->which, j->expert, j->matrix, j->dtype);
+		moe_experts_requantise(j->experts, j->which, j->expert);
+	}
+	moe_mapping_forget(j->matrix, (size_t)(s->n * s->k) * moe_dtype_size(j->dtype));
 	return st;
 }
 

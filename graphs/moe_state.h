@@ -17,11 +17,11 @@ struct moe_experts_shape {
 	bool share_a;		       /* gate and up share A */
 	bool trainable;		       /* gradients and moments for LoRA */
 	bool base_grads;	       /* gradients of base and router weights */
-	const struct moe_coding *coding; /* [MOE_EXPERT_MATRICES], phase 0: quantised; NULL: plain */
+	const struct moe_coding *coding; /* [MOE_EXPERT_MATRICES], phase 0, rows: quantised; NULL: plain */
 	bool frozen_router;	       /* base_grads without the router's */
 	bool train_router;	       /* the router's weight is trained, whatever the others are */
-	bool train_base;	       /* and masters and moments; needs base_grads and an F32 weight_dtype */
-	bool own_masters;	       /* train_base without masters: BF16 weights are their own; a BF16 weight_dtype */
+	bool train_base;	       /* and masters and moments; needs base_grads and an F32 weight_dtype, or coding */
+	bool own_masters; /* train_base with masters in BF16: plain weights are their own (a BF16 weight_dtype) */
 	uint64_t key;		       /* then: of the layer, for the rounding */
 	bool recompute;		       /* see struct moe_experts */
 	enum moe_backward_mode backward; /* not direct: LoRA is packed transposed too; resident: and weights */
