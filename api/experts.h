@@ -28,7 +28,7 @@ struct moe_space {
 		struct moe_engine *engine;
 		int E, k, H, I, r, P, G, slices_i, slices_h, ring, slots;
 		enum moe_dtype dtype;
-		bool recompute;
+		bool recompute, base;
 	} key;
 	pthread_mutex_t lock;
 	struct moe_expert_layer *layers; /* attached */

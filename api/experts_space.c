@@ -26,6 +26,7 @@ static struct moe_space_key key_of(const struct moe_expert_layer *l)
 	k.slots = l->params.micro_batches;
 	k.dtype = l->params.weight_dtype;
 	k.recompute = l->layer.recompute;
+	k.base = l->params.train_base;
 	return k;
 }
 

@@ -289,6 +289,7 @@ void moe_model_close(struct moe_model *m)
 		moe_ticket_destroy(m->ticket);
 	}
 	moe_free((void *)m->params.dir);
+	moe_free(m->written);
 	moe_free(m);
 }
 

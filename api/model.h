@@ -70,6 +70,7 @@ struct moe_model {
 	struct moe_ticket *ticket; /* of evaluation and logits */
 	atomic_flag busy;
 	const char *output_dir; /* of the training that is running: not owned */
+	char *written;		/* where moe_model_write_checkpoint left the weights last; NULL: nowhere */
 	int64_t slice_elements; /* of arrays that are trained whole */
 	int64_t text; /* tokens whose keys and values slot 0 has */
 	int64_t non_finite;

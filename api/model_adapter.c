@@ -464,13 +464,15 @@ static enum moe_status get_adapter(struct moe_model *m, struct moe_adapter **res
 {
 	size_t most = (size_t)m->decoder.n_layers * MOE_ADAPTER_TARGETS;
 	struct moe_adapter *out = moe_calloc(1, sizeof *out);
+	/* beside experts that are trained themselves it belongs to where they were saved, if they were */
+	const char *base = m->params.method == MOE_METHOD_LORA ? m->params.dir : m->written;
 
 	*result = out;
 	if (out) {
 		out->entries = moe_calloc(most, sizeof *out->entries);
-		out->base_model = moe_strdup(m->params.dir);
+		out->base_model = base ? moe_strdup(base) : NULL;
 	}
-	if (!out || !out->entries || !out->base_model)
+	if (!out || !out->entries || (base && !out->base_model))
 		return moe_fail(MOE_ERR_NOMEM, "no memory for an adapter");
 	out->rslora = m->lora.rslora;
 	out->share_a = m->lora.share_a;

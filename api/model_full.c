@@ -298,7 +298,10 @@ enum moe_status moe_model_write_checkpoint(struct moe_model *m, const char *dir)
 		return moe_fail(MOE_ERR_STATE, "the weights are the checkpoint's: nothing trains "
 					       "them. moe_merge folds an adapter in");
 	MOE_TRY(moe_engine_wait(m->engine));
-	return moe_rewrite_checkpoint(&r);
+	MOE_TRY(moe_rewrite_checkpoint(&r));
+	moe_free(m->written);
+	m->written = moe_strdup(dir);
+	return m->written ? MOE_OK : moe_fail(MOE_ERR_NOMEM, "%s: out of memory", dir);
 }
 
 enum moe_status moe_model_save(struct moe_model *m, const char *dir)

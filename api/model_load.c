@@ -10,7 +10,7 @@
 struct loader {
 	struct moe_model *m;
 	const struct moe_safetensors *st; /* NULL: shapes only, for an estimate */
-	struct moe_st_tensor shape;	  /* then: the last tensor */
+	struct moe_st_tensor shape;	  /* the last tensor, where its data is not in the file */
 	struct moe_pack *pack;		  /* NULL: nothing is read, on a dry engine */
 };
 
@@ -102,8 +102,11 @@ static enum moe_status next_read(struct loader *l, enum moe_role role, int layer
 				 const struct moe_st_tensor **out)
 {
 	MOE_TRY(next(l, role, layer, -1, out));
-	if (l->pack)
-		moe_pack_read(l->pack, *out);
+	if (!l->pack)
+		return MOE_OK;
+	l->shape = **out;
+	MOE_TRY(moe_pack_read(l->pack, *out, &l->shape.data));
+	*out = &l->shape;
 	return MOE_OK;
 }
 
@@ -656,7 +659,7 @@ enum moe_status moe_model_load_weights(struct moe_model *m, const struct moe_saf
 	enum moe_status status;
 
 	if (st && !moe_engine_is_dry(m->engine))
-		MOE_TRY(moe_pack_create(m, (int64_t)moe_safetensors_count(st), &l.pack));
+		MOE_TRY(moe_pack_create(m, st, &l.pack));
 	status = load_all(&l);
 	if (status == MOE_OK && l.pack)
 		status = moe_pack_run(l.pack);

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "api/model_pack.h"
 
+#include "api/model_fetch.h"
 #include "codelets/kernels/packed/coded.h"
-#include "model/file.h"
 
 #include <pthread.h>
 #include <stdio.h>
-#include <sys/mman.h>
-#include <unistd.h>
+#include <time.h>
 
 struct job {
-	struct moe_pack_source source; /* this part's share */
+	struct moe_pack_source source; /* this part's share; with `all` the whole matrix */
+	bool all;		       /* parts */
 	enum moe_dtype dtype;
 	size_t tensor;
 	int part;
@@ -26,15 +26,16 @@ struct job {
 
 struct tensor {
 	const char *name;
-	const void *data;
-	size_t bytes;
 	int64_t non_finite; /* both under the lock while jobs run */
 	int left;	    /* jobs */
 };
 
 struct moe_pack {
 	struct moe_model *m;
-	int64_t total;
+	const struct moe_safetensors *st;
+	struct moe_fetch own; /* of moe_pack_read */
+	int64_t total;	      /* bytes */
+	_Atomic int64_t fetched;
 	struct job *job; /* sorted by part before they run */
 	size_t n_jobs, room;
 	struct tensor *tensor;
@@ -43,13 +44,14 @@ struct moe_pack {
 	atomic_size_t *next;	      /* [parts] */
 	struct moe_quantised **coded; /* of jobs */
 	size_t n_coded, coded_room;
+	atomic_bool failed;	/* what is left is not worth reading */
 	enum moe_status status; /* of jobs: the first failure, under the lock */
 	char error[512];
 	pthread_mutex_t lock;
 	pthread_cond_t done;
 };
 
-enum moe_status moe_pack_create(struct moe_model *m, int64_t total_tensors, struct moe_pack **out)
+enum moe_status moe_pack_create(struct moe_model *m, const struct moe_safetensors *st, struct moe_pack **out)
 {
 	struct moe_pack *p = moe_calloc(1, sizeof *p);
 	int parts = moe_engine_parts(m->engine);
@@ -58,7 +60,8 @@ enum moe_status moe_pack_create(struct moe_model *m, int64_t total_tensors, stru
 	if (!p)
 		return moe_fail(MOE_ERR_NOMEM, "no memory to load %s", m->params.dir);
 	p->m = m;
-	p->total = total_tensors;
+	p->st = st;
+	p->own = (struct moe_fetch){ .st = st, .done = &p->fetched };
 	p->first = moe_calloc((size_t)parts + 1, sizeof *p->first);
 	p->next = moe_calloc((size_t)parts, sizeof *p->next);
 	pthread_mutex_init(&p->lock, NULL);
@@ -77,6 +80,7 @@ void moe_pack_destroy(struct moe_pack *p)
 		return;
 	pthread_mutex_destroy(&p->lock);
 	pthread_cond_destroy(&p->done);
+	moe_fetch_free(&p->own);
 	for (size_t i = 0; i < p->n_coded; i++)
 		moe_free(p->coded[i]);
 	moe_free(p->coded);
@@ -106,7 +110,8 @@ static enum moe_status grow(struct moe_pack *p, void **array, size_t n, size_t *
 enum moe_status moe_pack_tensor(struct moe_pack *p, const struct moe_st_tensor *t)
 {
 	MOE_TRY(grow(p, (void **)&p->tensor, p->n_tensors, &p->tensor_room, sizeof *p->tensor));
-	p->tensor[p->n_tensors++] = (struct tensor){ .name = t->name, .data = t->data, .bytes = t->bytes };
+	p->tensor[p->n_tensors++] = (struct tensor){ .name = t->name };
+	p->total += (int64_t)t->bytes;
 	return MOE_OK;
 }
 
@@ -147,11 +152,16 @@ static int64_t count_non_finite(enum moe_dtype dtype, int64_t n, const char *src
 	return count;
 }
 
-void moe_pack_read(struct moe_pack *p, const struct moe_st_tensor *t)
+enum moe_status moe_pack_read(struct moe_pack *p, const struct moe_st_tensor *t, const void **values)
 {
+	enum moe_status st = moe_fetch_bytes(&p->own, t->data, t->bytes, values);
+
+	if (st != MOE_OK)
+		return moe_fail_in(st, "%s", t->name);
 	if (!p->m->params.skip_value_check)
 		p->tensor[p->n_tensors - 1].non_finite += count_non_finite(
-			t->dtype, (int64_t)(t->bytes / moe_dtype_size(t->dtype)), t->data);
+			t->dtype, (int64_t)(t->bytes / moe_dtype_size(t->dtype)), *values);
+	return MOE_OK;
 }
 
 static enum moe_status add(struct moe_pack *p, const struct job *j)
@@ -173,6 +183,18 @@ enum moe_status moe_pack_weight(struct moe_pack *p, int part, struct moe_weight 
 				     .part = part });
 }
 
+/* An expert's matrix for all parts. */
+static enum moe_status add_whole(struct moe_pack *p, struct job *j)
+{
+	const struct moe_experts *e = j->experts;
+	int64_t n = j->which == MOE_DOWN ? e->H : e->I, k = j->which == MOE_DOWN ? e->I : e->H;
+
+	j->all = true;
+	j->part = j->expert % e->P;
+	j->source = (struct moe_pack_source){ NULL, j->matrix, n, k, k };
+	return add(p, j);
+}
+
 enum moe_status moe_pack_expert(struct moe_pack *p, int back, struct moe_experts *e,
 				enum moe_expert_matrix which, int expert, const void *src,
 				enum moe_dtype dtype)
@@ -184,6 +206,9 @@ enum moe_status moe_pack_expert(struct moe_pack *p, int back, struct moe_experts
 			 .expert = expert,
 			 .matrix = src };
 
+	/* parts share rows of down; masters are made of whole matrices */
+	if ((which == MOE_DOWN && e->P > 1) || e->part[0].base[which].value)
+		return add_whole(p, &j);
 	for (j.part = 0; j.part < e->P; j.part++) {
 		j.source = moe_experts_source(e, which, expert, j.part, src, dtype);
 		MOE_TRY(add(p, &j));
@@ -220,6 +245,17 @@ enum moe_status moe_pack_coded(struct moe_pack *p, int part, struct moe_weight *
 	return add(p, &j);
 }
 
+/* Each part's rows are its own, with their scales. */
+static bool parts_have_rows(const struct moe_experts *e, enum moe_expert_matrix which, const struct moe_quantised *q,
+			    int64_t n0, int64_t step)
+{
+	bool own = which != MOE_DOWN && moe_fetch_has_rows(q);
+
+	for (int i = 0; own && i < e->P; i++)
+		own = (n0 + e->part[i].i0 * step) % q->rows == 0;
+	return own && e->P > 1;
+}
+
 enum moe_status moe_pack_expert_coded(struct moe_pack *p, int back, struct moe_experts *e,
 				      enum moe_expert_matrix which, int expert,
 				      const struct moe_quantised *q, int64_t n0, int64_t step)
@@ -233,11 +269,8 @@ enum moe_status moe_pack_expert_coded(struct moe_pack *p, int back, struct moe_e
 			 .step = step };
 
 	MOE_TRY(keep_coded(p, q, &j.coded));
-	if (e->requantise) { /* whole matrices: blocks may lie in several parts */
-		j.part = expert % e->P;
-		j.source = moe_experts_source(e, which, expert, j.part, NULL, MOE_U8);
-		return add(p, &j);
-	}
+	if (e->requantise || !parts_have_rows(e, which, q, n0, step)) /* blocks may lie in several parts */
+		return add_whole(p, &j);
 	for (j.part = 0; j.part < e->P; j.part++) {
 		j.source = moe_experts_source(e, which, expert, j.part, NULL, MOE_U8);
 		MOE_TRY(add(p, &j));
@@ -263,20 +296,22 @@ enum moe_status moe_pack_expert_as(struct moe_pack *p, int back, struct moe_expe
 				     .as = format });
 }
 
-/* Lets the file be read ahead while the first rows are looked at. */
-static void announce(const struct moe_pack_source *s, size_t row)
+/* The first and the last part that a job is for. */
+static int first_part(const struct job *j)
 {
-	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)s->src & ~(page - 1);
+	return j->all ? 0 : j->part;
+}
 
-	if (s->ld == s->k)
-		madvise((void *)at, (uintptr_t)s->src - at + (size_t)s->n * row, MADV_WILLNEED);
+static int last_part(const struct job *j)
+{
+	return j->all ? j->experts->P - 1 : j->part;
 }
 
 /* Masters are what the codes stand for, and the codes are made of them, as after any update. */
 static enum moe_status run_masters(const struct job *j, const char *name, int64_t *bad)
 {
 	const struct moe_quantised *q = j->coded;
-	int64_t n = !j->experts ? q->n : j->which == MOE_DOWN ? j->experts->H : j->experts->I, k = q->k;
+	int64_t n = j->source.n, k = j->source.k;
 	float *x = moe_alloc((size_t)(n * k), sizeof *x);
 
 	if (!x)
@@ -299,7 +334,7 @@ static enum moe_status run_masters(const struct job *j, const char *name, int64_
 static void describe_coded(const struct job *j)
 {
 	struct moe_quantised q = *j->coded;
-	const struct moe_coded_window all = { 0, q.n, 0, q.k, 1 };
+	const struct moe_coded_window all = { 0, j->source.n, 0, j->source.k, 1 };
 
 	q.codes.data = NULL;
 	for (int i = 0; j->experts && i < j->experts->P; i++)
@@ -314,20 +349,43 @@ static enum moe_status run_coded(const struct job *j, const char *name, int64_t 
 	const struct moe_quantised *q = j->coded;
 	const struct moe_coded_window all = { 0, q->n, 0, q->k, 1 };
 
-	if (!j->experts || j->part == 0 || j->experts->requantise)
-		MOE_TRY(moe_check_scales(q, name));
+	MOE_TRY(moe_check_scales(q, name));
 	if (j->trained || (j->experts && j->experts->requantise)) {
 		describe_coded(j);
 		return run_masters(j, name, bad);
 	}
-	*bad = j->experts ? moe_experts_pack_coded(j->experts, j->which, j->expert, j->part, q,
-						   j->n0, j->step)
-			  : moe_coded_pack(moe_coded_order(moe_kernels()), j->source.w, q, &all);
+	if (!j->experts)
+		*bad = moe_coded_pack(moe_coded_order(moe_kernels()), j->source.w, q, &all);
+	for (int i = first_part(j); j->experts && i <= last_part(j); i++)
+		*bad += moe_experts_pack_coded(j->experts, j->which, j->expert, i, q, j->n0, j->step);
 	return MOE_OK;
 }
 
+/* The rows of the source that a job of codes is made from: of a dense weight all. */
+static void rows_of(const struct job *j, int64_t *row0, int64_t *rows)
+{
+	const struct moe_experts *e = j->experts;
+	int64_t i0 = e && j->which != MOE_DOWN && !j->all ? e->part[j->part].i0 : 0;
+
+	*row0 = e ? j->n0 + i0 * j->step : 0;
+	*rows = !e ? j->source.n : (j->source.n - 1) * j->step + 1;
+}
+
+static enum moe_status fetch_coded(struct moe_fetch *f, const struct job *j, const char *name, int64_t *bad)
+{
+	struct moe_quantised q;
+	struct job here = *j;
+	int64_t row0, rows, first;
+
+	rows_of(j, &row0, &rows);
+	MOE_TRY(moe_fetch_coded(f, j->coded, row0, rows, &q, &first));
+	here.coded = &q;
+	here.n0 -= first;
+	return run_coded(&here, name, bad);
+}
+
 /* The whole matrix, so that the codes do not depend on how parts cut it. */
-static enum moe_status run_as(const struct job *j, const char *name)
+static enum moe_status run_as(const struct job *j)
 {
 	const struct moe_pack_source *s = &j->source;
 	struct moe_quantised q;
@@ -336,7 +394,7 @@ static enum moe_status run_as(const struct job *j, const char *name)
 		moe_quantise(j->as, j->matrix, j->dtype, s->n, s->k, s->k, &q, &memory);
 
 	if (st != MOE_OK)
-		st = moe_fail_in(st, "%s, expert %d", name, j->expert);
+		st = moe_fail_in(st, "expert %d", j->expert);
 	for (int i = 0; st == MOE_OK && i < j->experts->P; i++)
 		moe_experts_pack_coded(j->experts, j->which, j->expert, i, &q, 0, 1);
 	moe_free(memory);
@@ -344,63 +402,117 @@ static enum moe_status run_as(const struct job *j, const char *name)
 		moe_experts_take_master(j->experts, j->which, j->expert, j->matrix, j->dtype);
 		moe_experts_requantise(j->experts, j->which, j->expert);
 	}
-	moe_mapping_forget(j->matrix, (size_t)(s->n * s->k) * moe_dtype_size(j->dtype));
 	return st;
 }
 
-static void run_plain(struct moe_pack *p, const struct job *j, int64_t *bad)
+/* All of a source at once: what is trained, and what becomes codes. */
+static enum moe_status fetch_whole(struct moe_fetch *f, const struct moe_pack *p, const struct job *j, int64_t *bad)
+{
+	const struct moe_pack_source *s = &j->source;
+	struct job here = *j;
+	const void *src;
+
+	MOE_TRY(moe_fetch_bytes(f, s->src, (size_t)(s->n * s->k) * moe_dtype_size(j->dtype), &src));
+	here.matrix = here.source.src = src;
+	if (j->as)
+		return run_as(&here);
+	if (!p->m->params.skip_value_check)
+		*bad += count_non_finite(j->dtype, s->n * s->k, src);
+	if (j->trained)
+		moe_trained_set(j->trained, src, j->dtype);
+	for (int i = first_part(j); j->experts && i <= last_part(j); i++)
+		moe_experts_pack_part(j->experts, j->which, j->expert, i, src, j->dtype);
+	return MOE_OK;
+}
+
+/* Rows n0.. of a weight, n of them; n0 is a multiple of 16. */
+static void pack_rows(const struct moe_pack_source *to, enum moe_dtype dtype, int64_t n0, int64_t n, const char *src)
+{
+	struct moe_weight part = *to->w;
+
+	part.data = (char *)to->w->data + moe_kernels()->weight_bytes(dtype, n0, to->k, MOE_USE_GEMM);
+	moe_kernels()->weight_pack(&part, src, dtype, n, to->k, to->ld, MOE_USE_GEMM);
+}
+
+/* Where rows of a job go in one part, as if its matrix began at src. */
+static struct moe_pack_source target(const struct job *j, int part, const void *src)
+{
+	struct moe_pack_source to = j->source;
+
+	if (!j->all) {
+		to.src = src;
+		return to;
+	}
+	return moe_experts_source(j->experts, j->which, j->expert, part, src, j->dtype);
+}
+
+/* Plain weights that stay as they are: a piece of rows after the other. */
+static enum moe_status fetch_rows(struct moe_fetch *f, const struct moe_pack *p, const struct job *j, int64_t *bad)
 {
 	const struct moe_pack_source *s = &j->source;
 	size_t row = (size_t)s->ld * moe_dtype_size(j->dtype);
+	int64_t most = MOE_MAX((int64_t)(MOE_FETCH_BYTES / row) / 16, 1) * 16;
 
-	announce(s, row);
-	for (int64_t i = 0; !p->m->params.skip_value_check && i < s->n; i++)
-		*bad += count_non_finite(j->dtype, s->k, s->src + (size_t)i * row);
-	if (j->experts)
-		moe_experts_pack_part(j->experts, j->which, j->expert, j->part, j->matrix,
-				      j->dtype);
-	else if (j->trained)
-		moe_trained_set(j->trained, s->src, j->dtype);
-	else
-		moe_kernels()->weight_pack(s->w, s->src, j->dtype, s->n, s->k, s->ld, MOE_USE_GEMM);
-	/* or they count as the process's memory until the file is closed */
-	if (s->ld == s->k)
-		moe_mapping_forget(s->src, (size_t)s->n * row);
-	else /* other parts read columns of the same rows */
-		moe_mapping_forget(j->matrix, (size_t)s->n * row);
+	for (int64_t n0 = 0; n0 < s->n; n0 += most) {
+		int64_t n = MOE_MIN(most, s->n - n0);
+		const void *src;
+
+		MOE_TRY(moe_fetch_bytes(f, s->src + (size_t)n0 * row, (size_t)n * row, &src));
+		if (!p->m->params.skip_value_check)
+			*bad += count_non_finite(j->dtype, n * s->k, src);
+		for (int i = first_part(j); i <= last_part(j); i++) {
+			struct moe_pack_source to = target(j, i, src);
+
+			pack_rows(&to, j->dtype, n0, n, to.src);
+		}
+	}
+	for (int i = first_part(j); i <= last_part(j); i++) {
+		struct moe_pack_source to = target(j, i, NULL);
+
+		moe_kernels()->weight_pack(to.w, NULL, j->dtype, to.n, to.k, to.ld, MOE_USE_GEMM);
+		if (j->experts && j->experts->transposed)
+			moe_expert_transpose(j->experts, j->experts->transposed, i, j->expert, j->which);
+	}
+	return MOE_OK;
 }
 
-static void run_job(struct moe_pack *p, const struct job *j)
+static enum moe_status run(struct moe_fetch *f, struct moe_pack *p, const struct job *j, const char *name, int64_t *bad)
+{
+	bool masters = j->trained || (j->experts && j->experts->part[0].base[j->which].value);
+
+	if (j->coded)
+		return fetch_coded(f, j, name, bad);
+	return masters || j->as ? fetch_whole(f, p, j, bad) : fetch_rows(f, p, j, bad);
+}
+
+static void run_job(struct moe_fetch *f, struct moe_pack *p, const struct job *j)
 {
 	struct tensor *t = &p->tensor[j->tensor];
 	enum moe_status st = MOE_OK;
 	int64_t bad = 0;
-	bool last;
 
-	if (j->coded)
-		st = run_coded(j, t->name, &bad);
-	else if (j->as)
-		st = run_as(j, t->name);
-	else
-		run_plain(p, j, &bad);
+	if (!p->failed) {
+		st = run(f, p, j, t->name, &bad);
+		if (st != MOE_OK && !strstr(moe_last_error(), t->name))
+			st = moe_fail_in(st, "%s", t->name);
+	}
 	pthread_mutex_lock(&p->lock);
 	if (st != MOE_OK && p->status == MOE_OK) {
 		p->status = st;
 		snprintf(p->error, sizeof p->error, "%s", moe_last_error());
+		p->failed = true;
 	}
 	t->non_finite += bad;
-	last = --t->left == 0;
-	if (last)
+	if (--t->left == 0)
 		pthread_cond_signal(&p->done);
 	pthread_mutex_unlock(&p->lock);
-	if (last)
-		moe_mapping_forget(t->data, t->bytes);
 }
 
 /* The part's own jobs, then what is left of others. */
 static void work(void *arg, int part)
 {
 	struct moe_pack *p = arg;
+	struct moe_fetch f = { .st = p->st, .done = &p->fetched };
 	int parts = moe_engine_parts(p->m->engine);
 
 	for (int i = 0; i < parts; i++) {
@@ -408,8 +520,36 @@ static void work(void *arg, int part)
 		size_t at;
 
 		while ((at = p->next[of]++) < p->first[of + 1])
-			run_job(p, &p->job[at]);
+			run_job(&f, p, &p->job[at]);
 	}
+	moe_fetch_free(&f);
+}
+
+static void show(const struct moe_pack *p, const char *name)
+{
+	const struct moe_model_params *m = &p->m->params;
+
+	if (m->progress)
+		m->progress(name, p->fetched, p->total, m->user);
+}
+
+/* Until the tensor is done; progress ten times a second meanwhile. */
+static void wait_for(struct moe_pack *p, struct tensor *t)
+{
+	struct timespec until;
+
+	pthread_mutex_lock(&p->lock);
+	while (t->left) {
+		clock_gettime(CLOCK_REALTIME, &until);
+		until.tv_nsec += 100000000;
+		until.tv_sec += until.tv_nsec / 1000000000;
+		until.tv_nsec %= 1000000000;
+		pthread_cond_timedwait(&p->done, &p->lock, &until);
+		pthread_mutex_unlock(&p->lock);
+		show(p, t->name);
+		pthread_mutex_lock(&p->lock);
+	}
+	pthread_mutex_unlock(&p->lock);
 }
 
 /* Tensors in their order, as soon as they are done. */
@@ -420,16 +560,13 @@ static void report(void *arg)
 
 	for (size_t i = 0; i < p->n_tensors; i++) {
 		struct tensor *t = &p->tensor[i];
-		pthread_mutex_lock(&p->lock);
-		while (t->left)
-			pthread_cond_wait(&p->done, &p->lock);
-		pthread_mutex_unlock(&p->lock);
+
+		wait_for(p, t);
 		m->non_finite += t->non_finite;
 		if (t->non_finite)
 			moe_log(MOE_LOG_WARNING, "%s has %lld values that are NaN or Inf", t->name,
 				(long long)t->non_finite);
-		if (m->params.progress)
-			m->params.progress(t->name, (int64_t)i + 1, p->total, m->params.user);
+		show(p, t->name);
 	}
 }
 
@@ -456,27 +593,19 @@ static bool sort_by_part(struct moe_pack *p)
 	return true;
 }
 
-static double job_bytes(const struct job *j)
-{
-	double n = (double)(j->source.n * j->source.k);
-
-	return j->coded ? n * j->coded->coding.format->bits / 8
-			: n * (double)moe_dtype_size(j->dtype);
-}
-
 enum moe_status moe_pack_run(struct moe_pack *p)
 {
 	int parts = moe_engine_parts(p->m->engine), threads;
-	double start = moe_now(), bytes = 0, seconds;
+	double start = moe_now(), seconds;
+	int64_t before = p->fetched;
 
-	for (size_t i = 0; i < p->n_jobs; i++)
-		bytes += job_bytes(&p->job[i]);
 	if (!sort_by_part(p))
 		for (int i = 1; i <= parts; i++)
 			p->first[i] = p->n_jobs;
 	threads = moe_engine_parallel(p->m->engine, work, report, p);
 	seconds = moe_now() - start;
-	moe_log(MOE_LOG_INFO, "packed %.2f GB of weights in %.2f s (%.1f GB/s, %d threads)",
-		bytes * 1e-9, seconds, bytes * 1e-9 / MOE_MAX(seconds, 1e-9), threads);
+	before = p->fetched - before;
+	moe_log(MOE_LOG_INFO, "read and packed %.2f GB of weights in %.2f s (%.1f GB/s, %d threads)",
+		(double)before * 1e-9, seconds, (double)before * 1e-9 / MOE_MAX(seconds, 1e-9), threads);
 	return p->status == MOE_OK ? MOE_OK : moe_fail(p->status, "%s", p->error);
 }

@@ -6,6 +6,7 @@
 #include "api/model.h"
 
 #include "engine/available.h"
+#include "engine/size.h"
 
 #include <stdio.h>
 #include <unistd.h>
@@ -206,11 +207,6 @@ static int64_t tokens_that_fit(struct moe_model *m, struct moe_model *s, int T, 
 	return 0;
 }
 
-static double gib(int64_t bytes)
-{
-	return (double)bytes / 0x1p30;
-}
-
 static enum moe_status refuse(struct moe_model *m, struct moe_model *s, int T, int slots)
 {
 	const struct moe_memory_plan *p = &m->plan;
@@ -224,12 +220,13 @@ static enum moe_status refuse(struct moe_model *m, struct moe_model *s, int T, i
 	else if (!m->format)
 		snprintf(help, sizeof help, "weights int8 or int4, or smaller ranks");
 	return moe_fail(MOE_ERR_NOFIT,
-			"the model needs %.2f GiB at least: weights %.2f, adapter, gradients, moments and masters %.2f, "
-			"activations %d x %.2f (%d of %d layers computed again), workers and runtime %.2f, saving %.2f, "
-			"process %.2f; %.2f GiB %s. %s need less",
-			gib(p->total), gib(p->weights), gib(p->trained), p->slots, gib(p->slot), p->recomputed,
-			s->decoder.n_layers - p->lowest, gib(p->scratch + p->runtime), gib(p->saving), gib(p->process),
-			gib(p->allowed), p->limited ? "are allowed" : "are available", help);
+			"the model needs %s at least: weights %s, adapter, gradients, moments and masters %s, "
+			"activations %d x %s (%d of %d layers computed again), workers and runtime %s, saving %s, "
+			"process %s; %s %s. %s need less",
+			moe_size(p->total).text, moe_size(p->weights).text, moe_size(p->trained).text, p->slots,
+			moe_size(p->slot).text, p->recomputed, s->decoder.n_layers - p->lowest,
+			moe_size(p->scratch + p->runtime).text, moe_size(p->saving).text, moe_size(p->process).text,
+			moe_size(p->allowed).text, p->limited ? "are allowed" : "are available", help);
 }
 
 /* Copies for the backward come out of what is left, after two slots and all activations. */

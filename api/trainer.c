@@ -2,6 +2,7 @@
 /* Public training and evaluation: the model object seen as a trainee. */
 #include "api/model.h"
 
+#include "model/rewrite.h"
 #include "train/train.h"
 
 static void view(struct moe_model *m, struct moe_trainee *t)
@@ -26,9 +27,28 @@ static enum moe_status save_adapter(void *user, const char *dir)
 {
 	struct moe_model *m = user;
 
-	if (m->params.method != MOE_METHOD_LORA && dir == m->output_dir)
-		MOE_TRY(moe_model_write_checkpoint(m, dir));
+	if (m->params.method == MOE_METHOD_LORA)
+		return moe_model_write_adapter(m, dir);
+	if (dir != m->output_dir) /* an adapter alone would belong to weights that only the state has */
+		return MOE_OK;
+	MOE_TRY(moe_model_write_checkpoint(m, dir));
 	return m->params.method == MOE_METHOD_FULL ? MOE_OK : moe_model_write_adapter(m, dir);
+}
+
+static enum moe_status model_bytes(void *user, int64_t *bytes)
+{
+	const struct moe_model *m = user;
+
+	return moe_rewrite_bytes(m->params.dir, bytes);
+}
+
+static int64_t adapter_bytes(const struct moe_model *m)
+{
+	struct moe_lora_count n = moe_model_count_lora(m);
+
+	return m->params.method == MOE_METHOD_FULL
+		       ? 0
+		       : (int64_t)sizeof(float) * (n.attention + n.router + n.shared + n.dense + n.experts);
 }
 
 static struct moe_trainee trainee_of(struct moe_model *m)
@@ -40,7 +60,9 @@ static struct moe_trainee trainee_of(struct moe_model *m)
 				 .base = m->params.dir,
 				 .whole = m->params.method != MOE_METHOD_LORA,
 				 .adapter = m->params.method != MOE_METHOD_FULL,
+				 .adapter_bytes = adapter_bytes(m),
 				 .user = m,
+				 .model_bytes = model_bytes,
 				 .reserve = reserve,
 				 .save_adapter = save_adapter };
 

@@ -149,7 +149,7 @@ static void forward(const struct bench *w, int m, const struct moe_weight *W)
 static void backward(const struct bench *w, int m, const struct moe_weight *W)
 {
 	const struct moe_tiles *t = w->t;
-	int n = w->n, step = moe_is_coded(W) ? moe_coded_columns(n) : t->bwd_columns(m);
+	int n = w->n, step = moe_backward_columns(t, m, W, n);
 
 	t->pack_bwd(m, w->dy, n, NULL, n, n, w->panel, n, 0);
 	for (int k = 0; k < w->k; k += step) {

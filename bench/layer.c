@@ -15,7 +15,7 @@
  */
 #include "bench/layer/layer_bench.h"
 
-#include "engine/base.h"
+#include "codelets/kernels/kernels.h"
 
 #include <getopt.h>
 #include <stdlib.h>
@@ -118,6 +118,8 @@ static enum moe_status set_up(struct bench *b)
 				       .lora_rank = o->rank,
 				       .lora_alpha = 2.0f * (float)o->rank,
 				       .weight_dtype = o->dtype,
+				       .weight_format = o->format ? o->format->name : NULL,
+				       .weight_group = o->per_row ? MOE_MIN(o->shape.H, o->shape.I) : 0,
 				       .expected_tokens = o->tokens,
 				       .backward_weights = o->backward };
 	struct moe_block_info info = { .struct_size = sizeof info };
@@ -320,7 +322,8 @@ static const char usage[] =
 	"  --shape S     small, qwen3 (default), qwen3e16, dsv3\n"
 	"  --tokens N    default 512\n"
 	"  --workers W   default: one per core\n"
-	"  --weights F   bf16 (default) or f32; the activations have the same type\n"
+	"  --weights F   bf16 (default) or f32, the activations too; or experts in fp8, int8, int4, mxfp4, made from\n"
+	"                bf16 (int4_row: one scale per row), beside bare GEMMs in bf16\n"
 	"  --rank R      of LoRA, default 16; 0: none, and no update\n"
 	"  --repeat N    timed repetitions, default 7\n"
 	"  --warm-up N   steps before them, default 2\n"
@@ -353,10 +356,14 @@ static bool take_shape(const char *name, struct layer_shape *out)
 	return false;
 }
 
-static bool take_dtype(const char *name, enum moe_dtype *out)
+static bool take_weights(const char *name, struct layer_options *o)
 {
-	*out = !strcmp(name, "f32") ? MOE_F32 : MOE_BF16;
-	return *out == MOE_F32 || !strcmp(name, "bf16");
+	bool plain = !strcmp(name, "f32") || !strcmp(name, "bf16");
+
+	o->dtype = !strcmp(name, "f32") ? MOE_F32 : MOE_BF16;
+	o->format = NULL;
+	o->weights = plain ? moe_dtype_name(o->dtype) : name;
+	return plain || layer_take_format(name, o);
 }
 
 static bool take_option(int c, const char *text, struct layer_options *o)
@@ -371,7 +378,7 @@ static bool take_option(int c, const char *text, struct layer_options *o)
 	case 'w':
 		return take_number(text, 0, &o->workers);
 	case 'f':
-		return take_dtype(text, &o->dtype);
+		return take_weights(text, o);
 	case 'r':
 		return take_number(text, 0, &o->rank);
 	case 'n':
@@ -422,6 +429,7 @@ int main(int argc, char **argv)
 				  .rank = 16,
 				  .repeat = 7,
 				  .warm_up = 2,
+				  .weights = "BF16",
 				  .dtype = MOE_BF16 } };
 	enum moe_status st;
 	int c, index = 0;

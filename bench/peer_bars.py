@@ -13,6 +13,9 @@ ONE_CORE = {
 }
 # (shape, tokens) -> two workers: times faster than the better of kt and PyTorch; at most so many times the bare GEMMs
 TWO_WORKERS = {("qwen3", 64): (2.5, 1.15), ("qwen3", 512): (2.0, 1.16), ("qwen3", 2048): (1.75, 1.12)}
+# experts' format -> how many times faster than kt-kernel's same format on one core, T = 256 of qwen3e16
+FORMATS = {"int8": 2.0, "int4": 2.0, "int4_row": 2.0, "fp8": 2.7, "mxfp4": 3.5}
+FORMAT_SHAPE = ("qwen3e16", 256)
 IDLE_AT_MOST = 0.03
 BUSY_AT_MOST = 2.6  # times the quiet time with two busy processes beside it
 OTHERS_AT_MOST = 0.1  # cores; wall times beside more say how spinning threads suffer, not what a library can do
@@ -22,6 +25,9 @@ BETTER_OF = ("kt", "torch_loop", "torch_grouped")
 # share of the pool's time (one core, Zen 4). Tokens up to -> share.
 KT_FEEDER = ((1, 0.16), (64, 0.11), (512, 0.05))
 KT_FEEDER_BEYOND = 0.02
+
+
+KT_FEEDER_SHAPES = ("dsv3", "qwen3e16")  # few experts and many rows of each: the last share, whatever the tokens
 
 
 def quantile(values, q):
@@ -36,10 +42,11 @@ class Interval:
     median: float
     low: float  # 10th percentile
     high: float  # 90th
+    quartiles: tuple[float, float]
 
     @classmethod
     def of(cls, values):
-        return cls(quantile(values, 0.5), quantile(values, 0.1), quantile(values, 0.9))
+        return cls(*(quantile(values, q) for q in (0.5, 0.1, 0.9)), (quantile(values, 0.25), quantile(values, 0.75)))
 
     def __format__(self, spec):
         return f"{self.median:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
@@ -51,7 +58,7 @@ def ratios(above, below):
 
 
 def feeder_share(shape, tokens):
-    if shape == "dsv3":
+    if shape in KT_FEEDER_SHAPES:
         return KT_FEEDER_BEYOND
     return next((share for limit, share in KT_FEEDER if tokens <= limit), KT_FEEDER_BEYOND)
 
@@ -79,6 +86,11 @@ def _line(text, interval, bar, at_least=True):
 
 
 def _one_core(case, peers):
+    if case["weights"] != "bf16":
+        bar = FORMATS[case["weights"]] if (case["shape"], case["tokens"]) == FORMAT_SHAPE else None
+        if bar and "kt" in peers:
+            yield _line(f"{case['weights']}, one core, CPU time: kt / ours", peers["kt"]["cpu_ratio"], bar)
+        return
     for (shape, tokens, name), bar in ONE_CORE.items():
         if (shape, tokens) == (case["shape"], case["tokens"]) and name in peers:
             yield _line(f"one core, CPU time: {name} / ours", peers[name]["cpu_ratio"], bar)
@@ -107,11 +119,11 @@ def _busy(case, peers, ours):
 
 
 def verdicts(case, peers, ours, others_cores):
-    """case: shape, tokens, workers, busy; peers and ours: name of a figure -> Interval. One core is judged by CPU time, which
+    """case: shape, tokens, weights, workers, busy; peers and ours: name of a figure -> Interval. One core is judged by CPU time, which
     others on the machine hardly change."""
     if case["workers"] == 1:
         return list(_one_core(case, peers))
-    if case["workers"] != 2:
+    if case["workers"] != 2 or case["weights"] != "bf16":
         return []
     lines = [*_two_workers(case, peers, ours), *_busy(case, peers, ours)]
     if others_cores > OTHERS_AT_MOST:

@@ -13,7 +13,9 @@ import sys
 import time
 
 import numpy as np
+import peer_weights
 import torch
+from peer_formats import FORMATS
 
 SHAPES = {  # experts, experts per token, hidden, intermediate
     "small": (8, 2, 512, 256),
@@ -115,16 +117,19 @@ class Kt:
 
     cpu = staticmethod(pool_cpu)
 
-    def __init__(self, layer, threads, default):
+    def __init__(self, layer, threads, default, weights):
         import kt_kernel
 
         extension = kt_kernel.kt_kernel_ext
         self.version = f"kt-kernel {kt_kernel.__version__} ({os.path.basename(extension.__file__).split('.')[0].lstrip('_')})"
-        self.layer, self.default = layer, default
+        self.layer, self.default, self._format = layer, default, FORMATS[weights]
         self.names = ("kt_default",) if default else ("kt",)
         self._engine = self._start(extension, threads)
-        self._moe = extension.moe.AMXBF16_SFT_MOE(self._config(extension))
+        config = self._config(extension)
+        kept = peer_weights.configure(config, weights, layer.base)
+        self._moe = getattr(extension.moe, self._format.kt_class)(config)
         self._run(self._moe.load_weights_task())
+        del kept
         self._length = torch.tensor([layer.T], dtype=torch.int32)
         self._out = torch.zeros(layer.T, layer.H, dtype=BF16)
         self._grad_x = torch.zeros_like(self._out)
@@ -150,12 +155,11 @@ class Kt:
             "lora_dropout": 0.0,
             "full_weight_grad": False,
             "authoritative_optimizer_grads": True,
-            "share_backward_bb": self.default,
+            "share_backward_bb": self.default or not self._format.resident,
             "share_cache_pool": self.default,
             "physical_to_logical_map": self._map.data_ptr(),
             "pool": self._engine.backend_,
-            "swiglu_limit": 0.0,
-            **{f"{name}_proj": w.data_ptr() for name, w in layer.base.items()},
+            "swiglu_limit": self._format.clamp,
             **{name: w.data_ptr() for name, w in layer.lora.items()},
         }
         for name, value in values.items():
@@ -308,6 +312,7 @@ def main():
     for name, default in (("--tokens", 512), ("--workers", 1), ("--rank", 16)):
         parser.add_argument(name, type=int, default=default)
     parser.add_argument("--skew", type=float, default=0.0)
+    parser.add_argument("--weights", choices=FORMATS, default="bf16", help="of kt")
     options = parser.parse_args()
 
     stream = os.fdopen(os.dup(1), "w")  # the libraries' own prints go to stderr
@@ -320,7 +325,10 @@ def main():
     torch.set_num_threads(options.workers)
     started = time.perf_counter()
     layer = Layer(options)
-    library = Torch(layer, options.workers) if options.library == "torch" else Kt(layer, options.workers, options.library == "kt_default")
+    if options.library == "torch":
+        library = Torch(layer, options.workers)
+    else:
+        library = Kt(layer, options.workers, options.library == "kt_default", options.weights)
     setup = time.perf_counter() - started
     norms = {}
     for name in library.names:

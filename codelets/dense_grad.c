@@ -3,10 +3,21 @@
 #include "codelets/cost.h"
 #include "engine/codelet.h"
 
+/* Tokens of one product: the sums do not depend on how the step was cut, and g comes from memory seldom. */
+#define GRAD_ROWS 256
+
+/* Operands that are made for it: normed rows of x or scaled ones of dy. */
+static size_t operand_bytes(int64_t rows, int64_t cols)
+{
+	return (size_t)GRAD_ROWS * (size_t)MOE_MAX(rows, cols) * sizeof(float);
+}
+
 size_t moe_dense_grad_scratch(const struct moe_trained *a)
 {
-	return (size_t)MOE_TOKEN_BLOCK *
-	       (size_t)(a->param.cols + MOE_MIN(a->slice_rows, a->param.rows)) * sizeof(float);
+	int64_t rows = MOE_MIN(a->slice_rows, a->param.rows);
+
+	return operand_bytes(rows, a->param.cols) +
+	       moe_kernels()->linear_grad_scratch(GRAD_ROWS, rows, a->param.cols);
 }
 
 static const float *scaled(const struct moe_dense_grad_args *a, int t, int m, int64_t n,
@@ -18,31 +29,33 @@ static const float *scaled(const struct moe_dense_grad_args *a, int t, int m, in
 	return out;
 }
 
-/* By token blocks in order, so that the sums never depend on how the step was cut. */
 static void run(const void *args, struct moe_worker *worker)
 {
 	const struct moe_dense_grad_args *a = args;
 	const struct moe_param *p = &a->array->slice[a->slice];
 	int64_t n = p->rows, k = p->cols, n0 = a->slice * a->array->slice_rows;
-	float *normed = worker->scratch, *rest = normed + (size_t)MOE_TOKEN_BLOCK * (size_t)k;
+	float *operand = worker->scratch;
+	void *scratch = (char *)worker->scratch + operand_bytes(n, k);
 
 	worker->rows = a->T;
 	if (a->first)
 		memset(p->grad, 0, (size_t)p->piece * sizeof *p->grad);
-	for (int t = 0; t < a->T; t += MOE_TOKEN_BLOCK) {
-		int m = MOE_MIN(MOE_TOKEN_BLOCK, a->T - t);
+	MOE_ASSERT(!a->norm || !a->scale); /* one operand is made at most */
+	for (int t = 0; t < a->T; t += GRAD_ROWS) {
+		int m = MOE_MIN(GRAD_ROWS, a->T - t);
 		const float *x = a->x + t * k, *dy = a->dy + t * a->lddy + n0;
 		int64_t lddy = a->lddy;
 
 		if (a->norm) {
-			moe_kernels()->rmsnorm(m, (int)k, x, k, a->norm, a->eps, normed, k);
-			x = normed;
+			moe_kernels()->rmsnorm(m, (int)k, x, k, a->norm, a->eps, operand, k);
+			x = operand;
 		}
 		if (a->scale) {
-			dy = scaled(a, t, m, n, dy, rest);
+			dy = scaled(a, t, m, n, dy, operand);
 			lddy = n;
 		}
-		moe_kernels()->linear_weight_grad(m, n, k, x, k, dy, lddy, p->grad);
+		moe_kernels()->linear_weight_grad(m, n, k, x, k, dy, lddy, p->grad, MOE_USE_GEMM,
+						  scratch);
 	}
 }
 

@@ -30,6 +30,7 @@ static void one(const struct moe_expert_args *a, int index, const struct moe_exp
 	}
 	if (a->head)
 		moe_kernels()->expert_scatter(e, rows, worker->scratch);
+	rows->h = moe_expert_late_h(l, a->state, a->part, index);
 	moe_kernels()->expert_down_bwd(e, rows, &grad, a->c0, a->c1, worker->scratch);
 }
 

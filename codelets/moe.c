@@ -371,6 +371,14 @@ struct moe_expert_rows moe_expert_rows_of(const struct moe_experts *l,
 	};
 }
 
+void *moe_expert_late_h(const struct moe_experts *l, const struct moe_experts_state *s, int p, int e)
+{
+	const struct moe_experts_part_state *ps = &s->part[p];
+	size_t row = (size_t)moe_width(l->part[p].I) * (size_t)moe_kernels()->panel_bytes;
+
+	return rows_at(ps->h_late ? ps->h_late : ps->h, (size_t)s->plan.offset[e], row);
+}
+
 struct moe_expert_grad moe_expert_grad_of(const struct moe_experts *l, int p, int e, bool first)
 {
 	const struct moe_experts_part *part = &l->part[p];

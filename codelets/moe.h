@@ -145,7 +145,9 @@ struct moe_experts_part_state {
 	float *sum;	 /* scratch [T, H]: sum over slots */
 	float *z;	 /* scratch [R, r] */
 	float *w_part;	 /* ring of two [chunks(I_p)][R][2r] */
-	void *dgate, *dup; /* scratch [R, I_p] */
+	/* scratch [R, I_p]; ring of two where base weights have gradients, which read them late */
+	void *dgate, *dup;
+	void *h_late; /* h as the backward leaves it then; NULL: h */
 	float *dgw_part; /* scratch [chunks(I_p)][R] */
 };
 
@@ -272,6 +274,8 @@ void moe_expert_transpose(const struct moe_experts *l, const struct moe_transpos
 /* Its rows in this micro-batch (m may be 0). */
 struct moe_expert_rows moe_expert_rows_of(const struct moe_experts *l,
 					  const struct moe_experts_state *s, int p, int e);
+/* Its rows of h in the backward: see h_late. */
+void *moe_expert_late_h(const struct moe_experts *l, const struct moe_experts_state *s, int p, int e);
 /* first: the window's first micro-batch overwrites. */
 struct moe_expert_grad moe_expert_grad_of(const struct moe_experts *l, int p, int e, bool first);
 

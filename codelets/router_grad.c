@@ -12,7 +12,8 @@ static void run(const void *args, struct moe_worker *worker)
 	if (a->first)
 		memset(l->grad_router, 0, (size_t)l->E * (size_t)l->H * sizeof(float));
 	moe_kernels()->linear_weight_grad(a->state->plan.T, l->E, l->H, a->state->x, l->H,
-					  a->state->plan.grad_logits, l->E, l->grad_router);
+					  a->state->plan.grad_logits, l->E, l->grad_router,
+					  MOE_USE_EXACT, NULL);
 }
 
 static double cost_us(const void *args)

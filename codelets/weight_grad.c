@@ -14,6 +14,7 @@ static void one(const struct moe_expert_args *a, int index, const struct moe_exp
 		memset(grad.up, 0, bytes);
 		memset(grad.down, 0, bytes);
 	}
+	rows->h = moe_expert_late_h(a->layer, a->state, a->part, index);
 	if (rows->m)
 		moe_kernels()->expert_weight_grad(e, rows, &grad, worker->scratch);
 }

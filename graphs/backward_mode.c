@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "graphs/backward_mode.h"
 
+#include "engine/size.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -121,8 +123,8 @@ static enum moe_status check_choice(const struct moe_backward_choice *c, const c
 				"possible", text, moe_kernels()->name);
 	if (!cost->fits)
 		return moe_fail(MOE_ERR_NOFIT,
-				"backward weights \"%s\" take %.2f GiB more, %.2f are left; direct takes none",
-				text, (double)cost->bytes / 0x1p30, (double)c->memory / 0x1p30);
+				"backward weights \"%s\" take %s more, %s are left; direct takes none",
+				text, moe_size(cost->bytes).text, moe_size(c->memory).text);
 	return MOE_OK;
 }
 

@@ -264,8 +264,15 @@ static void make_moe(struct maker *m, struct moe_decoder_slot *s, const struct m
 	if (!l)
 		return;
 	wide = *l;
-	for (int i = 0; i < s->decoder->n_layers; i++)
+	for (int i = 0; i < s->decoder->n_layers; i++) {
+		const struct moe_experts *x = s->decoder->layers[i].experts;
+
 		wide.recompute |= moe_decoder_recomputes(s, i);
+		if (x && x->part[0].base[MOE_GATE].grad)
+			wide.part[0].base[MOE_GATE].grad = x->part[0].base[MOE_GATE].grad;
+		if (x && x->grad_router)
+			wide.grad_router = x->grad_router;
+	}
 	l = &wide;
 	m->bytes += moe_experts_scratch_bytes(l, s->T_max, s->backward);
 	m->handles += moe_slot_tensors_count(l->P, l->G, s->T_max, cut);

@@ -70,6 +70,24 @@ static void activations_take(struct taker *t, const struct moe_experts *l, size_
 	ps->up = take_kept(t, R, I, p);
 }
 
+static bool trains_base(const struct moe_experts *l)
+{
+	return l->part[0].base[MOE_GATE].grad != NULL;
+}
+
+/* What gradients of base weights read when the backward is layers further down: a ring of two, with h beside the
+ * forward's. */
+static void late_take(struct taker *t, size_t R, int64_t I, int p, bool base, struct moe_experts_scratch *s)
+{
+	for (int i = 0; i <= base; i++) {
+		struct moe_experts_part_state *ps = &s->ring[i][p];
+
+		ps->dgate = take_panel(t, R, I, p);
+		ps->dup = take_panel(t, R, I, p);
+		ps->h_late = base ? take_panel(t, R, I, p) : NULL;
+	}
+}
+
 static void scratch_take(struct taker *t, const struct moe_experts *l, int T, bool backward,
 			 struct moe_experts_scratch *s)
 {
@@ -93,14 +111,13 @@ static void scratch_take(struct taker *t, const struct moe_experts *l, int T, bo
 		if (!backward)
 			continue;
 		ps->z = take_f32(t, R, r, p);
-		ps->dgate = take_panel(t, R, I, p);
-		ps->dup = take_panel(t, R, I, p);
 		ps->dgw_part = take_f32(t, R * chunks, 1, p);
 		for (int i = 0; i < 2; i++)
 			s->ring[i][p].w_part = take_f32(t, R * chunks, 2 * r, p);
+		late_take(t, R, I, p, trains_base(l), s);
 	}
-	if (backward && l->router)
-		s->grad_logits = take_f32(t, (size_t)T, l->E, -1);
+	for (int i = 0; backward && l->router && i <= (l->grad_router != NULL); i++)
+		s->grad_logits[i] = take_f32(t, (size_t)T, l->E, -1);
 }
 
 enum moe_status moe_experts_scratch_alloc(struct moe_engine *e, const struct moe_experts *l, int T,
@@ -130,13 +147,16 @@ void moe_experts_scratch_free(struct moe_engine *e, struct moe_experts_scratch *
 		moe_memory_free(e, ps->y);
 		moe_memory_free(e, ps->sum);
 		moe_memory_free(e, ps->z);
-		moe_memory_free(e, ps->dgate);
-		moe_memory_free(e, ps->dup);
 		moe_memory_free(e, ps->dgw_part);
-		for (int i = 0; i < 2; i++)
+		for (int i = 0; i < 2; i++) {
 			moe_memory_free(e, s->ring[i][p].w_part);
+			moe_memory_free(e, s->ring[i][p].dgate);
+			moe_memory_free(e, s->ring[i][p].dup);
+			moe_memory_free(e, s->ring[i][p].h_late);
+		}
 	}
-	moe_memory_free(e, s->grad_logits);
+	for (int i = 0; i < 2; i++)
+		moe_memory_free(e, s->grad_logits[i]);
 	memset(s, 0, sizeof *s);
 }
 
@@ -220,10 +240,11 @@ void moe_experts_state_bind(struct moe_experts_state *st, const struct moe_exper
 			    const struct moe_experts_scratch *s, int ring, int T)
 {
 	st->plan.T = T;
-	st->plan.grad_logits = s->grad_logits;
+	st->plan.grad_logits = s->grad_logits[s->grad_logits[1] ? ring : 0];
 	st->part_rows = rows_of(l, T);
 	for (int p = 0; p < l->P; p++) {
 		struct moe_experts_part_state *ps = &st->part[p];
+		const struct moe_experts_part_state *late = &s->ring[s->ring[1][p].dgate ? ring : 0][p];
 
 		if (l->recompute) {
 			ps->u = s->part[p].u;
@@ -237,8 +258,9 @@ void moe_experts_state_bind(struct moe_experts_state *st, const struct moe_exper
 		ps->y = s->part[p].y;
 		ps->sum = s->part[p].sum;
 		ps->z = s->part[p].z;
-		ps->dgate = s->part[p].dgate;
-		ps->dup = s->part[p].dup;
+		ps->dgate = late->dgate;
+		ps->dup = late->dup;
+		ps->h_late = late->h_late;
 		ps->dgw_part = s->part[p].dgw_part;
 		ps->w_part = s->ring[ring][p].w_part;
 	}

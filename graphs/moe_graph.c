@@ -301,13 +301,13 @@ static enum moe_status submit_expert_grads(const struct moe_context *c, struct m
 
 		memcpy(in + 1, s->down_bwd[p->ring] + i * ni,
 		       (size_t)ni * sizeof(struct moe_tensor *));
-		MOE_TRY(moe_task_weight_grad(c, &a, in, ni + 1, p->plan, s->scratch,
+		MOE_TRY(moe_task_weight_grad(c, &a, in, ni + 1, p->plan, x->users,
 					     p->lt->grad_base[i]));
 	}
 	return MOE_OK;
 }
 
-static enum moe_status submit_shared_bwd(const struct moe_context *c, struct moe_moe_pass *p,
+static enum moe_status submit_shared_bwd(const struct moe_context *c, struct moe_moe_pass *p, struct moe_stream *x,
 					 struct moe_stream *grad_out, bool first)
 {
 	struct moe_slot_tensors *s = p->st;
@@ -324,15 +324,15 @@ static enum moe_status submit_shared_bwd(const struct moe_context *c, struct moe
 	}
 	if (!p->ffn || !p->ffn_trained)
 		return MOE_OK;
-	MOE_TRY(moe_join_submit(c, &s->route_all, s->shared.block, grad_out->n_blocks, NULL));
-	in[0] = s->route_all.out;
+	MOE_TRY(moe_join_submit(c, &s->shared_all, s->shared.block, grad_out->n_blocks, NULL));
+	in[0] = s->shared_all.out;
 	in[1] = s->grad_out[p->ring].out; /* read here too */
-	in[2] = s->scratch;
+	in[2] = x->users;		  /* what the forward left */
 	return moe_trained_ffn_grads(c, p->ffn, p->ffn_state, grad_out->data, grad_out->T, first, &list,
 				     p->ffn_trained);
 }
 
-static enum moe_status submit_route_bwd(const struct moe_context *c, struct moe_moe_pass *p,
+static enum moe_status submit_route_bwd(const struct moe_context *c, struct moe_moe_pass *p, struct moe_stream *x,
 					struct moe_stream *grad_out, bool first)
 {
 	struct moe_slot_tensors *s = p->st;
@@ -349,7 +349,7 @@ static enum moe_status submit_route_bwd(const struct moe_context *c, struct moe_
 	all.t1 = grad_out->T;
 	all.first = first;
 	MOE_TRY(moe_join_submit(c, &s->route_all, s->route_bwd, grad_out->n_blocks, NULL));
-	return moe_task_router_grad(c, &all, s->route_all.out, p->plan, s->scratch,
+	return moe_task_router_grad(c, &all, s->route_all.out, p->plan, s->grad_out[p->ring].out, x->users,
 				    p->lt->grad_router);
 }
 
@@ -368,9 +368,9 @@ enum moe_status moe_graph_moe_backward(const struct moe_context *c, struct moe_m
 	MOE_TRY(moe_join_submit(c, &s->grad_out[p->ring], grad_out->block, grad_out->n_blocks,
 				s->scratch));
 	MOE_TRY(submit_repack(c, p));
-	MOE_TRY(submit_shared_bwd(c, p, grad_out, first));
+	MOE_TRY(submit_shared_bwd(c, p, x, grad_out, first));
 	MOE_TRY(submit_experts_bwd(c, p, first));
-	MOE_TRY(submit_route_bwd(c, p, grad_out, first));
+	MOE_TRY(submit_route_bwd(c, p, x, grad_out, first));
 	MOE_TRY(submit_combine_parts(c, p, s->grad_rows.out, false, &s->grad_parts, &sums));
 	for (int b = 0; b < grad_out->n_blocks; b++) {
 		struct moe_token_args a = token_args(p, b, grad_out->T);

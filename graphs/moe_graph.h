@@ -37,7 +37,7 @@ struct moe_slot_tensors {
 	struct moe_tensor **rows;		/* [P G slices_h] y, or the rows' grad_x */
 	struct moe_tensor **down_bwd[2];	/* ring by layer: [P G slices_i] */
 	struct moe_tensor **part;		/* [P combine_blocks] */
-	struct moe_join x, y, parts, grad_out[2], grad_rows, grad_parts, route_all;
+	struct moe_join x, y, parts, grad_out[2], grad_rows, grad_parts, route_all, shared_all;
 	struct moe_stream shared; /* [T, H] shared experts' output, later their grad_x */
 };
 

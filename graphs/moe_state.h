@@ -63,7 +63,7 @@ void moe_experts_set_base(struct moe_experts *l, enum moe_expert_matrix which,
  */
 struct moe_experts_scratch {
 	struct moe_experts_part_state part[MOE_MAX_LAYER_PARTS], ring[2][MOE_MAX_LAYER_PARTS];
-	float *grad_logits; /* [T, E] */
+	float *grad_logits[2]; /* [T, E]; the second where the router has a gradient */
 };
 enum moe_status moe_experts_scratch_alloc(struct moe_engine *e, const struct moe_experts *l, int T,
 					  bool backward, struct moe_experts_scratch *s);

@@ -13,7 +13,7 @@ int64_t moe_slot_tensors_count(int P, int G, int T_max, const struct moe_cut *cu
 	int64_t wide = MOE_MAX(pg * cut->slices_h, blocks);
 
 	return 1 + 4 * blocks + pg * (1 + 3 * cut->slices_i + cut->slices_h) +
-	       (int64_t)P * cut->combine_blocks + 8 + 8 * (wide / 50) + 1;
+	       (int64_t)P * cut->combine_blocks + 9 + 9 * (wide / 50) + 1;
 }
 
 /* Where base weights are trained. */
@@ -115,8 +115,10 @@ enum moe_status moe_slot_tensors_create(struct moe_engine *e, int P, int G, int 
 	MOE_TRY_GOTO(moe_join_create(e, "grad_rows", nr, &t->grad_rows), st, fail);
 	MOE_TRY_GOTO(moe_join_create(e, "grad_parts", np, &t->grad_parts), st, fail);
 	MOE_TRY_GOTO(moe_join_create(e, "route_all", blocks, &t->route_all), st, fail);
-	if (shared)
-		MOE_TRY_GOTO(moe_stream_create(e, "shared", T_max, H, &t->shared), st, fail);
+	if (!shared)
+		return MOE_OK;
+	MOE_TRY_GOTO(moe_join_create(e, "shared_all", blocks, &t->shared_all), st, fail);
+	MOE_TRY_GOTO(moe_stream_create(e, "shared", T_max, H, &t->shared), st, fail);
 	return MOE_OK;
 fail:
 	moe_slot_tensors_destroy(e, t);
@@ -145,6 +147,7 @@ void moe_slot_tensors_destroy(struct moe_engine *e, struct moe_slot_tensors *t)
 	moe_join_destroy(&t->grad_rows);
 	moe_join_destroy(&t->grad_parts);
 	moe_join_destroy(&t->route_all);
+	moe_join_destroy(&t->shared_all);
 	moe_stream_destroy(e, &t->shared);
 	memset(t, 0, sizeof *t);
 }

@@ -646,7 +646,7 @@ MOE_API void moe_experts_checkpoint_clear(struct moe_expert_layer *layer);
  */
 struct moe_model;
 
-/* Called while a model loads, in the thread that opens it. */
+/* Called while a model loads, in the thread that opens it: bytes that were read, of all. */
 typedef void (*moe_progress_fn)(const char *what, int64_t done, int64_t total, void *user);
 
 /* Activations of the layers that train: what the backward computes again, from each layer's input. The same bits. */

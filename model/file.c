@@ -137,18 +137,49 @@ enum moe_status moe_file_map(const char *path, struct moe_mapping *out)
 			size = 0;
 		}
 	}
-	close(fd);
+	if (status != MOE_OK)
+		close(fd);
 	out->data = p;
 	out->bytes = size;
+	out->opened = status == MOE_OK ? fd + 1 : 0;
 	return status;
+}
+
+enum moe_status moe_mapping_read(const struct moe_mapping *m, const char *path, size_t from, size_t bytes, void *out)
+{
+	char *to = out;
+
+	while (bytes) {
+		ssize_t n = pread(m->opened - 1, to, MOE_MIN(bytes, WRITE_CHUNK), (off_t)from);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return moe_fail(MOE_ERR_IO, "%s: cannot read at byte %zu: %s", path, from, strerror(errno));
+		if (n == 0)
+			return moe_fail(MOE_ERR_IO, "%s: ends at byte %zu, %zu more are expected: it was cut since it "
+						    "was opened",
+					path, from, bytes);
+		to += n;
+		from += (size_t)n;
+		bytes -= (size_t)n;
+	}
+	return MOE_OK;
+}
+
+void moe_mapping_announce(const struct moe_mapping *m, size_t from, size_t bytes)
+{
+	if (m->opened)
+		posix_fadvise(m->opened - 1, (off_t)from, (off_t)bytes, POSIX_FADV_WILLNEED);
 }
 
 void moe_file_unmap(struct moe_mapping *m)
 {
 	if (m->data)
 		munmap((void *)(uintptr_t)m->data, m->bytes);
-	m->data = NULL;
-	m->bytes = 0;
+	if (m->opened)
+		close(m->opened - 1);
+	*m = (struct moe_mapping){ 0 };
 }
 
 void moe_mapping_forget(const void *data, size_t bytes)

@@ -27,9 +27,17 @@ enum moe_status moe_file_read(const char *path, size_t limit, char **out, size_t
 struct moe_mapping {
 	const unsigned char *data;
 	size_t bytes;
+	int opened; /* the descriptor + 1, for moe_mapping_read; 0: none */
 };
 enum moe_status moe_file_map(const char *path, struct moe_mapping *out);
 void moe_file_unmap(struct moe_mapping *m);
+/*
+ * Copies bytes from..from+bytes of the mapping by reading the file: the mapping's pages stay untouched, and a disk that
+ * fails or a file that was cut since is an error instead of SIGBUS. Any thread. MOE_ERR_IO names path and place.
+ */
+enum moe_status moe_mapping_read(const struct moe_mapping *m, const char *path, size_t from, size_t bytes, void *out);
+/* Asks for the same bytes to be read ahead. */
+void moe_mapping_announce(const struct moe_mapping *m, size_t from, size_t bytes);
 /* Gives the pages that lie wholly in a mapped range back: what is read once need not stay. */
 void moe_mapping_forget(const void *data, size_t bytes);
 

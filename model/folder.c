@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies of folders. */
+#include "engine/size.h"
 #include "model/file.h"
 
 #include <dirent.h>
@@ -144,7 +145,6 @@ enum moe_status moe_folder_room(const char *path, int64_t bytes, const char *wha
 	if (room >= (double)bytes)
 		return MOE_OK;
 	return moe_fail(MOE_ERR_NOFIT,
-			"%s: %s takes %.2f GiB, the file system has %.2f GiB left: make "
-			"room, or name another output folder",
-			path, what, (double)bytes / 0x1p30, room / 0x1p30);
+			"%s: %s takes %s, the file system has %s left: make room, or name another output folder",
+			path, what, moe_size(bytes).text, moe_size((int64_t)room).text);
 }

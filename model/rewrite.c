@@ -233,3 +233,22 @@ enum moe_status moe_rewrite_checkpoint(const struct moe_rewrite *r)
 	moe_free(temp);
 	return st == MOE_OK ? st : moe_fail_in(st, "writing the model to %s", r->dir);
 }
+
+enum moe_status moe_rewrite_bytes(const char *base, int64_t *bytes)
+{
+	struct moe_merge_shards m = { .done = 0 };
+	const struct moe_folder_copy others = { skip, advance, &m };
+	enum moe_status st;
+
+	MOE_TRY(moe_safetensors_open(base, &m.base));
+	for (int i = 0; i < moe_safetensors_file_count(m.base); i++) {
+		const void *data;
+		size_t n;
+
+		moe_safetensors_file_data(m.base, i, &data, &n);
+		*bytes += (int64_t)n;
+	}
+	st = moe_folder_bytes(&others, base, bytes);
+	moe_merge_shards_free(&m);
+	return st;
+}

@@ -33,4 +33,7 @@ struct moe_rewrite {
  */
 enum moe_status moe_rewrite_checkpoint(const struct moe_rewrite *r);
 
+/* Adds the bytes of what it would write for a base. */
+enum moe_status moe_rewrite_bytes(const char *base, int64_t *bytes);
+
 #endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/state.h"
 #include "model/file.h"
-#include "model/json.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -12,12 +11,6 @@
 #define PREFIX "checkpoint-"
 #define TEMP_MARK ".tmp-" /* checkpoint-N.tmp-PID: being written */
 #define OLD_MARK ".old-"  /* checkpoint-N.old-PID: complete, being replaced */
-
-struct moe_state {
-	struct moe_safetensors *arrays;
-	cJSON *scalars;
-	char *path;
-};
 
 static enum moe_status no_memory(const char *path)
 {
@@ -181,67 +174,6 @@ static enum moe_status list_steps(const char *output, struct step_list *list)
 	return MOE_OK;
 }
 
-/* Reads dir/state.json and checks its format; *path gets the file's name for messages. */
-static enum moe_status read_scalars(const char *dir, char **path, cJSON **out)
-{
-	const char *format = NULL;
-	enum moe_status status;
-
-	*path = moe_path_join(dir, "state.json");
-	*out = NULL;
-	if (!*path)
-		return no_memory(dir);
-	MOE_TRY(moe_json_read(*path, out));
-	status = moe_json_opt_text(*out, "format", &format);
-	if (status != MOE_OK || !format || strcmp(format, MOE_STATE_FORMAT) != 0)
-		return moe_fail(MOE_ERR_FORMAT, "%s: format is '%.64s', expected '%s'", *path,
-				format ? format : "", MOE_STATE_FORMAT);
-	return MOE_OK;
-}
-
-/* Scalars are texts in the file: JSON numbers lose int64 and have no infinities. */
-static enum moe_status scalar_of(const cJSON *scalars, const char *path, const char *key,
-				 const char **out)
-{
-	*out = NULL;
-	if (moe_json_opt_text(scalars, key, out) != MOE_OK || !*out)
-		return moe_fail(MOE_ERR_FORMAT, "%s: '%s' is missing or not a string", path, key);
-	return MOE_OK;
-}
-
-static enum moe_status int_of(const cJSON *scalars, const char *path, const char *key, int64_t *out)
-{
-	const char *text;
-	long long v;
-	char *end;
-
-	MOE_TRY(scalar_of(scalars, path, key, &text));
-	errno = 0;
-	v = strtoll(text, &end, 10);
-	if (errno || end == text || *end)
-		return moe_fail(MOE_ERR_FORMAT, "%s: '%s' is '%.64s', not an integer", path, key,
-				text);
-	*out = v;
-	return MOE_OK;
-}
-
-/* MOE_OK if dir holds the state of step. */
-static enum moe_status check_complete(const char *dir, int64_t step)
-{
-	cJSON *scalars;
-	char *path;
-	int64_t found = -1;
-	enum moe_status status = read_scalars(dir, &path, &scalars);
-
-	if (status == MOE_OK)
-		status = int_of(scalars, path, "step", &found);
-	if (status == MOE_OK && found != step)
-		status = moe_fail(MOE_ERR_FORMAT, "%s: is of step %lld", path, (long long)found);
-	cJSON_Delete(scalars);
-	moe_free(path);
-	return status;
-}
-
 enum moe_status moe_state_latest(const char *output, int64_t *step, char **path)
 {
 	enum moe_status status = MOE_OK;
@@ -252,7 +184,7 @@ enum moe_status moe_state_latest(const char *output, int64_t *step, char **path)
 	for (size_t i = list.count; i-- > 0;) {
 		char *dir = moe_format("%s/" PREFIX "%lld", output, (long long)list.steps[i]);
 
-		status = dir ? check_complete(dir, list.steps[i]) : no_memory(output);
+		status = dir ? moe_state_check(dir, list.steps[i]) : no_memory(output);
 		if (status == MOE_OK) {
 			*step = list.steps[i];
 			*path = dir;
@@ -261,7 +193,8 @@ enum moe_status moe_state_latest(const char *output, int64_t *step, char **path)
 		moe_free(dir);
 		if (status == MOE_ERR_NOMEM)
 			break;
-		moe_log(MOE_LOG_WARNING, "checkpoint is passed over: %s", moe_last_error());
+		moe_log(MOE_LOG_WARNING, "checkpoint-%lld is passed over: %s", (long long)list.steps[i],
+			moe_last_error());
 		status = MOE_OK;
 	}
 	moe_free(list.steps);
@@ -362,118 +295,4 @@ enum moe_status moe_state_prune(const char *output, int keep, int64_t best)
 	}
 	moe_free(list.steps);
 	return status;
-}
-
-static bool add_scalar(cJSON *root, const struct moe_scalar *s)
-{
-	char text[64];
-	const char *value = text;
-
-	if (s->kind == MOE_SCALAR_INT)
-		snprintf(text, sizeof text, "%lld", (long long)s->i);
-	else if (s->kind == MOE_SCALAR_REAL)
-		snprintf(text, sizeof text, "%.17g", s->r);
-	else
-		value = s->text ? s->text : "";
-	return cJSON_AddStringToObject(root, s->key, value) != NULL;
-}
-
-static enum moe_status write_scalars(const char *path, const struct moe_scalar *scalars, size_t n)
-{
-	cJSON *root = cJSON_CreateObject();
-	enum moe_status status = MOE_OK;
-
-	if (!root || !cJSON_AddStringToObject(root, "format", MOE_STATE_FORMAT))
-		status = no_memory(path);
-	for (size_t i = 0; i < n && status == MOE_OK; i++) {
-		if (cJSON_GetObjectItemCaseSensitive(root, scalars[i].key))
-			status = moe_fail(MOE_ERR_ARG, "%s: scalar '%s' is given twice or reserved",
-					  path, scalars[i].key);
-		else if (!add_scalar(root, &scalars[i]))
-			status = no_memory(path);
-	}
-	if (status == MOE_OK)
-		status = moe_json_write(path, root);
-	cJSON_Delete(root);
-	return status;
-}
-
-enum moe_status moe_state_write(const char *dir, const struct moe_st_item *items, size_t n_items,
-				const struct moe_scalar *scalars, size_t n_scalars)
-{
-	const struct moe_st_meta meta = { "format", MOE_STATE_FORMAT };
-	char *arrays = moe_path_join(dir, "state.safetensors");
-	char *json = moe_path_join(dir, "state.json");
-	enum moe_status status;
-
-	if (!arrays || !json)
-		status = no_memory(dir);
-	else
-		status = moe_safetensors_write(arrays, items, n_items, &meta, 1);
-	if (status == MOE_OK) /* last: its presence says that the arrays are whole */
-		status = write_scalars(json, scalars, n_scalars);
-	moe_free(arrays);
-	moe_free(json);
-	return status;
-}
-
-enum moe_status moe_state_open(const char *dir, struct moe_state **out)
-{
-	struct moe_state *s = moe_calloc(1, sizeof *s);
-	char *arrays = moe_path_join(dir, "state.safetensors");
-	enum moe_status status;
-
-	if (!s || !arrays)
-		status = no_memory(dir);
-	else
-		status = read_scalars(dir, &s->path, &s->scalars);
-	if (status == MOE_OK)
-		status = moe_safetensors_open(arrays, &s->arrays);
-	moe_free(arrays);
-	if (status != MOE_OK) {
-		moe_state_close(s);
-		return status;
-	}
-	*out = s;
-	return MOE_OK;
-}
-
-void moe_state_close(struct moe_state *s)
-{
-	if (!s)
-		return;
-	moe_safetensors_close(s->arrays);
-	cJSON_Delete(s->scalars);
-	moe_free(s->path);
-	moe_free(s);
-}
-
-const struct moe_safetensors *moe_state_arrays(const struct moe_state *s)
-{
-	return s->arrays;
-}
-
-enum moe_status moe_state_int(const struct moe_state *s, const char *key, int64_t *out)
-{
-	return int_of(s->scalars, s->path, key, out);
-}
-
-enum moe_status moe_state_real(const struct moe_state *s, const char *key, double *out)
-{
-	const char *text;
-	char *end;
-	double v;
-
-	MOE_TRY(scalar_of(s->scalars, s->path, key, &text));
-	v = strtod(text, &end);
-	if (end == text || *end)
-		return moe_fail(MOE_ERR_FORMAT, "%s: '%s' is '%.64s', not a number", s->path, key,
-				text);
-	*out = v;
-	return MOE_OK;
-}
-
-enum moe_status moe_state_text(const struct moe_state *s, const char *key, const char **out)
-{
-	return scalar_of(s->scalars, s->path, key, out);
 }

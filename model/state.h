@@ -11,7 +11,7 @@
 #include "model/readers/safetensors.h"
 #include "model/readers/safetensors_writer.h"
 
-#define MOE_STATE_FORMAT "moesaic-state-1"
+#define MOE_STATE_FORMAT "moesaic-state-2" /* 1 had no checksums */
 
 /* A directory being written; zero it before begin. */
 struct moe_state_dir {
@@ -32,8 +32,13 @@ enum moe_status moe_state_commit(struct moe_state_dir *dir);
 void moe_state_abort(struct moe_state_dir *dir);
 
 /*
- * The complete checkpoint of the highest step; *path is the caller's (moe_free), NULL if there is
- * none (then MOE_OK too). A directory without a readable state.json of that step does not count.
+ * MOE_OK: dir holds the state of step (< 0: any), and its scalars and every *.safetensors in it, the adapter's too,
+ * are what was written, by their checksums. Reads them all. MOE_ERR_FORMAT, MOE_ERR_IO name the file.
+ */
+enum moe_status moe_state_check(const char *dir, int64_t step);
+/*
+ * The checkpoint of the highest step that passes moe_state_check; *path is the caller's (moe_free), NULL if there is
+ * none (then MOE_OK too). The log has a warning for each that is passed over, saying why.
  */
 enum moe_status moe_state_latest(const char *output, int64_t *step, char **path);
 /*
@@ -58,7 +63,7 @@ struct moe_scalar {
 
 /*
  * Writes state.safetensors (items as in moe_safetensors_write) and state.json into dir, a plain
- * directory or moe_state_dir.path. Scalars must not be named "format"; "step" must be among them
+ * directory or moe_state_dir.path. Scalars must not be named "format" or "sum"; "step" must be among them
  * for moe_state_latest. Both int64 and double come back exactly.
  */
 enum moe_status moe_state_write(const char *dir, const struct moe_st_item *items, size_t n_items,

@@ -335,14 +335,14 @@ enum moe_status moe_task_lora_grad(const struct moe_context *c, const struct moe
 
 enum moe_status moe_task_weight_grad(const struct moe_context *c, const struct moe_expert_args *a,
 				     struct moe_tensor *const *in, int n, struct moe_tensor *plan,
-				     struct moe_tensor *scratch, struct moe_tensor *grad_base)
+				     struct moe_tensor *x, struct moe_tensor *grad_base)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_group("weight_grad", a));
 	add_all(&l, in, n, MOE_R);
 	moe_access_add(&l, plan, MOE_R);
-	moe_access_add(&l, scratch, MOE_R);
+	moe_access_add(&l, x, MOE_R);
 	moe_access_add(&l, grad_base, a->first ? MOE_W : MOE_RW);
 	return moe_task_submit(c, MOE_KIND_weight_grad, &moe_cl_weight_grad, a, sizeof *a, &l,
 			       (struct moe_where){ a->group, -1, a->part }, MOE_PRIORITY_FILL);
@@ -390,14 +390,16 @@ enum moe_status moe_task_combine_bwd(const struct moe_context *c, const struct m
 
 enum moe_status moe_task_router_grad(const struct moe_context *c, const struct moe_token_args *a,
 				     struct moe_tensor *route, struct moe_tensor *plan,
-				     struct moe_tensor *scratch, struct moe_tensor *grad)
+				     struct moe_tensor *grad_out, struct moe_tensor *x,
+				     struct moe_tensor *grad)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_tokens("router_grad", a));
 	moe_access_add(&l, route, MOE_R);
 	moe_access_add(&l, plan, MOE_R);
-	moe_access_add(&l, scratch, MOE_R);
+	moe_access_add(&l, grad_out, MOE_R);
+	moe_access_add(&l, x, MOE_R);
 	moe_access_add(&l, grad, a->first ? MOE_W : MOE_RW);
 	return moe_task_submit(c, MOE_KIND_router_grad, &moe_cl_router_grad, a, sizeof *a, &l,
 			       (struct moe_where){ -1, -1, -1 }, MOE_PRIORITY_FILL);

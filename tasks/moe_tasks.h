@@ -86,7 +86,7 @@ enum moe_status moe_task_lora_grad(const struct moe_context *c, const struct moe
 				   struct moe_tensor *grad_h);
 enum moe_status moe_task_weight_grad(const struct moe_context *c, const struct moe_expert_args *a,
 				     struct moe_tensor *const *in, int n, struct moe_tensor *plan,
-				     struct moe_tensor *scratch, struct moe_tensor *grad_base);
+				     struct moe_tensor *x, struct moe_tensor *grad_base);
 enum moe_status moe_task_route_bwd(const struct moe_context *c, const struct moe_token_args *a, int block,
 				   struct moe_tensor *rows, struct moe_tensor *plan,
 				   struct moe_tensor *scratch, struct moe_tensor *out);
@@ -98,7 +98,8 @@ enum moe_status moe_task_combine_bwd(const struct moe_context *c, const struct m
 				     struct moe_tensor *out);
 enum moe_status moe_task_router_grad(const struct moe_context *c, const struct moe_token_args *a,
 				     struct moe_tensor *route, struct moe_tensor *plan,
-				     struct moe_tensor *scratch, struct moe_tensor *grad);
+				     struct moe_tensor *grad_out, struct moe_tensor *x,
+				     struct moe_tensor *grad);
 /* router: the handle of W, A and B; grad: of the gradients of A and B. */
 enum moe_status moe_task_router_lora_grad(const struct moe_context *c, const struct moe_experts *layer,
 					  struct moe_tensor *grad_router, struct moe_tensor *router,

@@ -145,6 +145,9 @@ static void decode_special(void)
 	for (int i = 0; i < 64; i++)
 		scale[i] = 0x1p-123f;
 	decode_panels(&q);
+	for (int i = 0; i < 64; i++)
+		scale[i] = i % 2 ? -1.5f : .003f;
+	decode_panels(&q);
 }
 
 static void test_special(void)
@@ -186,7 +189,7 @@ static void linear_of(const struct moe_quantised *q, int m, int r)
 
 static void linear_rows(const struct moe_quantised *q)
 {
-	static const int rows[] = { 1, 3, 7, 16, 61 };
+	static const int rows[] = { 1, 3, 5, 7, 16, 61 };
 
 	for (size_t i = 0; i < MOE_COUNT(rows); i++) {
 		int kept = block_count;

@@ -321,6 +321,17 @@ out:
 	free(got);
 }
 
+/*
+ * Relative errors: of the first step's loss and gradient norm, of any later one's, of the way the weights went in all.
+ * With rounded operands the later ones only say that both runs go the same way: at this learning rate AdamW turns a
+ * gradient of the wrong sign, however small, into a whole step, and that grows from step to step.
+ */
+struct step_limits {
+	double first_loss, first_norm, loss, norm, weights;
+};
+static const struct step_limits exact_steps = { 1e-6, 1e-5, 1e-5, 1e-4, 1e-3 },
+				rounded_steps = { 1e-3, 1.5e-2, 4e-2, 0.3, 0.25 };
+
 /* micro: documents in one micro-batch, or one each. */
 static void check_steps(struct moe_engine *e, const char *name, int micro)
 {
@@ -328,9 +339,8 @@ static void check_steps(struct moe_engine *e, const char *name, int micro)
 	struct run r = { .lr = 1e-2, .weight_decay = 0.1, .max_norm = 1 };
 	char path[128];
 	struct distances d = { .f = &f };
-	double loss[STEPS + 1], worst = 0, worst_norm = 0;
-	static const double limits[2][3] = { { 1e-5, 1e-4, 1e-3 }, { 2e-2, 0.2, 0.15 } };
-	int limit;
+	double loss[STEPS + 1], worst = 0, worst_norm = 0, first_norm = 0, weights;
+	const struct step_limits *limit = table_is_packed() ? &rounded_steps : &exact_steps;
 
 	open_fixture(&f, name);
 	snprintf(path, sizeof path, "tests/fixtures/full/%s", name);
@@ -345,16 +355,19 @@ static void check_steps(struct moe_engine *e, const char *name, int micro)
 		worst = fmax(worst, fabs(loss[i] - f.losses[i]) / f.losses[i]);
 		if (i < STEPS)
 			worst_norm = fmax(worst_norm, fabs(r.norm.norm - f.norms[i]) / f.norms[i]);
+		if (i == 0)
+			first_norm = worst_norm;
 	}
 	OK(moe_safetensors_open(moe_test_path(path), &d.before));
 	each_tensor(r.m, add_distance, &d);
-	printf("  %s, %s, %d micro-batches: losses off by %.1e, norms %.1e, %d tensors after %d "
-	       "steps %.1e\n",
-	       table()->name, name, micro, worst, worst_norm, d.n, STEPS, sqrt(d.off / d.way));
+	weights = sqrt(d.off / d.way);
+	printf("  %s, %s, %d micro-batches: losses off by %.1e, norms %.1e (first %.1e), %d tensors after "
+	       "%d steps %.1e\n",
+	       table()->name, name, micro, worst, worst_norm, first_norm, d.n, STEPS, weights);
 	CU_ASSERT_EQUAL((size_t)d.n, moe_safetensors_count(d.before));
-	limit = table_is_packed() ? 1 : 0;
-	CU_ASSERT(worst < limits[limit][0] && worst_norm < limits[limit][1] &&
-		  sqrt(d.off / d.way) < limits[limit][2]);
+	CU_ASSERT(fabs(loss[0] - f.losses[0]) / f.losses[0] < limit->first_loss);
+	CU_ASSERT(first_norm < limit->first_norm);
+	CU_ASSERT(worst < limit->loss && worst_norm < limit->norm && weights < limit->weights);
 	moe_safetensors_close(d.before);
 	free_run(&r);
 	moe_model_close(r.m);

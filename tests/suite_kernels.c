@@ -224,15 +224,19 @@ static void gradient_case(const struct dense *c)
 {
 	void *scratch = mem(K->linear_scratch(c->m, c->n, c->k, c->r));
 	float *g = randoms(c->n * c->k, 1.0), *ga = randoms(c->r * c->k, 1.0);
-	float *gb = randoms(c->n * c->r, 1.0);
+	float *gb = randoms(c->n * c->r, 1.0), *exact;
 	double *dw = doubles(c->n * c->k), *x = widen(c->x, c->m, c->k, c->ldx);
 	double *want = widen(g, c->n, c->k, c->k), *wa, *wb;
 
 	multiply(c->n, c->k, c->m, 1, c->dy, 1, c->ldy, x, c->k, 1, dw);
 	for (int64_t i = 0; i < c->n * c->k; i++)
 		want[i] += dw[i];
-	K->linear_weight_grad(c->m, c->n, c->k, c->x, c->ldx, c->dy, c->ldy, g);
-	check("linear_weight_grad", c->n * c->k, g, want, F32_TOLERANCE);
+	exact = memcpy(mem((size_t)(c->n * c->k) * sizeof *exact), g, (size_t)(c->n * c->k) * sizeof *exact);
+	K->linear_weight_grad(c->m, c->n, c->k, c->x, c->ldx, c->dy, c->ldy, exact, MOE_USE_EXACT, NULL);
+	check("exact linear_weight_grad", c->n * c->k, exact, want, F32_TOLERANCE);
+	K->linear_weight_grad(c->m, c->n, c->k, c->x, c->ldx, c->dy, c->ldy, g, MOE_USE_GEMM,
+			      mem(K->linear_grad_scratch(c->m, c->n, c->k)));
+	check("linear_weight_grad", c->n * c->k, g, want, operands_rounded ? BF16_TOLERANCE : F32_TOLERANCE);
 	if (!c->r)
 		return;
 	wa = widen(ga, c->r, c->k, c->k), wb = widen(gb, c->n, c->r, c->r);

@@ -153,7 +153,7 @@ static int64_t progress_last, progress_total;
 
 static void progress(const char *what, int64_t done, int64_t total, void *user)
 {
-	CU_ASSERT(what && done == progress_last + 1 && user == &progress_last);
+	CU_ASSERT(what && done >= progress_last && done <= total && user == &progress_last);
 	progress_last = done;
 	progress_total = total;
 }
@@ -173,6 +173,16 @@ static int64_t packed_lora(const struct moe_model *m)
 					 moe_pad((int64_t)k->lora_bytes(MOE_LORA_B, l->I, l->r), 64) * 2 +
 					 moe_pad((int64_t)k->lora_bytes(MOE_LORA_B, l->H, l->r), 64));
 	}
+	return bytes;
+}
+
+/* Of all tensors, as they were written. */
+static int64_t bytes_of(const struct ref_model *ref)
+{
+	int64_t bytes = 0;
+
+	for (size_t i = 0; i < ref->n_items; i++)
+		bytes += moe_shape_count(ref->item[i].ndim, ref->item[i].shape) * (int64_t)sizeof(float);
 	return bytes;
 }
 
@@ -200,7 +210,7 @@ static void check_info(void)
 	moe_log_set(show_log, NULL);
 	CU_ASSERT_EQUAL(warnings, 1);
 	CU_ASSERT_EQUAL(progress_last, progress_total);
-	CU_ASSERT_EQUAL(progress_total, (int64_t)ref.n_items);
+	CU_ASSERT_EQUAL(progress_total, bytes_of(&ref));
 	OK(moe_model_get_info(m, &info));
 	CU_ASSERT_EQUAL(info.non_finite, 2);
 	/* per layer 4 rank (in + out); per expert 3 rank (H + I) */

@@ -4,7 +4,9 @@
 #include "model/file.h"
 #include "model/json.h"
 #include "model/readers/safetensors.h"
+#include "model/readers/safetensors_sum.h"
 #include "model/readers/safetensors_writer.h"
+#include "model/sum.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -204,9 +206,11 @@ static void check_small(const char *path)
 	CU_ASSERT_STRING_EQUAL(moe_safetensors_metadata(st, "format"), "pt");
 	CU_ASSERT_STRING_EQUAL(moe_safetensors_metadata(st, "k\""), "v\t");
 	CU_ASSERT_PTR_NULL(moe_safetensors_metadata(st, "absent"));
-	CU_ASSERT(moe_safetensors_metadata_at(st, 0, 1, &key, &value));
+	CU_ASSERT(moe_safetensors_metadata_at(st, 0, 0, &key, &value));
+	CU_ASSERT_STRING_EQUAL(key, MOE_ST_SUM_KEY);
+	CU_ASSERT(moe_safetensors_metadata_at(st, 0, 2, &key, &value));
 	CU_ASSERT_STRING_EQUAL(key, "k\"");
-	CU_ASSERT(!moe_safetensors_metadata_at(st, 0, 2, &key, &value));
+	CU_ASSERT(!moe_safetensors_metadata_at(st, 0, 3, &key, &value));
 	CU_ASSERT_PTR_NULL(moe_safetensors_find(st, "absent"));
 	moe_safetensors_close(st);
 }
@@ -612,6 +616,59 @@ static void test_files(void)
 }
 
 /* Every checkpoint of the shared folder opens, and all of its tensors can be read. */
+/* Pieces give the sum of the whole; every other byte, length and place gives another. */
+static void test_sums(void)
+{
+	unsigned char data[200];
+	struct moe_sum s;
+	uint64_t whole;
+
+	for (size_t i = 0; i < sizeof data; i++)
+		data[i] = (unsigned char)(i * 7);
+	moe_sum_begin(&s);
+	moe_sum_add(&s, data, sizeof data);
+	whole = moe_sum_end(&s);
+	for (size_t piece = 1; piece < 100; piece++) {
+		moe_sum_begin(&s);
+		for (size_t at = 0; at < sizeof data; at += piece)
+			moe_sum_add(&s, data + at, MOE_MIN(piece, sizeof data - at));
+		CU_ASSERT_EQUAL(moe_sum_end(&s), whole);
+	}
+	for (size_t n = 0; n < sizeof data; n++) {
+		moe_sum_begin(&s);
+		moe_sum_add(&s, data, n);
+		CU_ASSERT_NOT_EQUAL(moe_sum_end(&s), whole);
+		data[n] ^= 1;
+		moe_sum_begin(&s);
+		moe_sum_add(&s, data, sizeof data);
+		CU_ASSERT_NOT_EQUAL(moe_sum_end(&s), whole);
+		data[n] ^= 1;
+	}
+}
+
+/* A file that is cut while it is read is an error, not a signal. */
+static void test_fetch(void)
+{
+	const char *path = temp_path("cut.safetensors");
+	struct moe_safetensors *st = NULL;
+	const struct moe_st_tensor *t;
+	char out[24];
+
+	CU_ASSERT_EQUAL_FATAL(write_small(path), MOE_OK);
+	CU_ASSERT_EQUAL_FATAL(moe_safetensors_open(path, &st), MOE_OK);
+	t = moe_safetensors_find(st, "weight");
+	CU_ASSERT_EQUAL(moe_safetensors_fetch(st, t->data, 24, out), MOE_OK);
+	CU_ASSERT_EQUAL(memcmp(out, values, 24), 0);
+	CU_ASSERT_EQUAL(moe_safetensors_fetch(st, (const char *)t->data + 4, 8, out), MOE_OK);
+	CU_ASSERT_EQUAL(memcmp(out, values + 1, 8), 0);
+	CU_ASSERT_EQUAL(moe_safetensors_fetch(st, values, 24, out), MOE_OK); /* in no file */
+	moe_safetensors_announce(st, t->data, 24);
+	CU_ASSERT_EQUAL(truncate(path, 100), 0);
+	CU_ASSERT_EQUAL(moe_safetensors_fetch(st, t->data, 24, out), MOE_ERR_IO);
+	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "cut.safetensors: ends at byte"));
+	moe_safetensors_close(st);
+}
+
 static void test_shared_checkpoints(void)
 {
 	static const char *const names[] = {
@@ -662,6 +719,8 @@ const struct moe_test moe_suite_tests[] = {
 	{ "full disk keeps the old file", test_full_disk },
 	{ "failing allocations", test_failing_allocations },
 	{ "files and directories", test_files },
+	{ "sums", test_sums },
+	{ "reading without the mapping", test_fetch },
 	{ "shared checkpoints", test_shared_checkpoints },
 	{ NULL, NULL },
 };

@@ -163,6 +163,64 @@ static void expect_pruned(const char *name, int keep, int64_t best, const char *
 	CU_ASSERT_STRING_EQUAL(found, left);
 }
 
+static void flip(const char *path, long at, int bit)
+{
+	FILE *f = fopen(path, "r+b");
+	int c;
+
+	CU_ASSERT_PTR_NOT_NULL_FATAL(f);
+	fseek(f, at, SEEK_SET);
+	c = fgetc(f);
+	fseek(f, at, SEEK_SET);
+	fputc(c ^ 1 << bit, f);
+	fclose(f);
+}
+
+/* Every bit of every file counts, and so does its end: the checkpoint before is taken. */
+static void test_damage(void)
+{
+	static const char *const files[] = { "state.safetensors", "state.json", "adapter.safetensors" };
+	const float x[2] = { 1, 2 };
+	const struct moe_st_item item = { .name = "x", .dtype = MOE_F32, .ndim = 1, .shape = { 2 }, .data = x };
+	const char *out = output_dir("damage");
+	char path[4300], dir[4200];
+	char *text;
+	size_t bytes;
+
+	CU_ASSERT_EQUAL(save(out, 1), MOE_OK);
+	CU_ASSERT_EQUAL(save(out, 2), MOE_OK);
+	snprintf(dir, sizeof dir, "%s/checkpoint-2", out);
+	snprintf(path, sizeof path, "%s/%s", dir, files[2]);
+	CU_ASSERT_EQUAL(moe_safetensors_write(path, &item, 1, NULL, 0), MOE_OK);
+	expect_latest(out, 2);
+	for (size_t i = 0; i < MOE_COUNT(files); i++) {
+		snprintf(path, sizeof path, "%s/%s", dir, files[i]);
+		CU_ASSERT_EQUAL_FATAL(moe_file_read(path, 1 << 20, &text, &bytes), MOE_OK);
+		for (long at = 0; at < (long)bytes; at++) {
+			bool space = i == 1 && strchr(" \n\t", text[at]); /* between the entries of JSON */
+
+			flip(path, at, (int)at % 8);
+			if (!space) {
+				CU_ASSERT_NOT_EQUAL(moe_state_check(dir, 2), MOE_OK);
+				CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), files[i]));
+			}
+			flip(path, at, (int)at % 8);
+		}
+		CU_ASSERT_EQUAL(moe_state_check(dir, 2), MOE_OK);
+		CU_ASSERT_EQUAL(moe_state_check(dir, 3), MOE_ERR_FORMAT);
+		CU_ASSERT_EQUAL(truncate(path, (off_t)bytes - 3), 0);
+		CU_ASSERT_NOT_EQUAL(moe_state_check(dir, -1), MOE_OK);
+		expect_latest(out, 1);
+		CU_ASSERT_EQUAL(moe_file_write(path, text, bytes), MOE_OK);
+		expect_latest(out, 2);
+		moe_free(text);
+	}
+	snprintf(path, sizeof path, "%s/%s", dir, files[0]);
+	CU_ASSERT_EQUAL(unlink(path), 0);
+	CU_ASSERT_EQUAL(moe_state_check(dir, 2), MOE_ERR_FORMAT);
+	expect_latest(out, 1);
+}
+
 static void test_best_is_kept(void)
 {
 	expect_pruned("best-a", 2, 1, "14");
@@ -346,6 +404,7 @@ static void test_failing_allocations(void)
 const struct moe_test moe_suite_tests[] = {
 	{ "round trip", test_round_trip },
 	{ "latest and prune", test_latest_and_prune },
+	{ "damage", test_damage },
 	{ "the best is kept", test_best_is_kept },
 	{ "temporary files", test_temporary_files },
 	{ "abort", test_abort },

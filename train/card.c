@@ -32,7 +32,7 @@ enum moe_status moe_train_card_write(const char *dir, const struct moe_train_car
 		snprintf(taken, sizeof taken, " (%s of step %lld, the best)",
 			 c->whole ? "weights" : "adapter", (long long)c->best_step);
 	text = moe_format("---\nbase_model: %s\n%s---\n"
-			  "# %s %s\n\n"
+			  "# %s %s\n\n%s"
 			  "Trained with moesaic " MOE_VERSION_STRING
 			  ". The settings are in `run.yaml`, every step in "
 			  "`trainer_log.jsonl`.\n\n"
@@ -40,7 +40,11 @@ enum moe_status moe_train_card_write(const char *dir, const struct moe_train_car
 			  "learning rate | %g |\n"
 			  "| loss, first to last step | %.4f -> %.4f |\n| held-out loss | %s |\n"
 			  "| data | %lld documents, hash `%s` |\n",
-			  c->base, tags(c), title(c), c->base, (long long)c->steps, taken,
+			  c->whole && c->adapter ? c->output : c->base, tags(c), title(c), c->base,
+			  c->whole && c->adapter ? "The adapter belongs to the model in this folder, whose experts were trained with "
+						   "it: load both from here.\n\n"
+						 : "",
+			  (long long)c->steps, taken,
 			  (long long)c->trained_tokens, c->learning_rate, c->first_loss,
 			  c->last_loss, eval, (long long)c->tokens->n_docs, c->tokens->hash);
 	st = path && text ? moe_file_write(path, text, strlen(text))

@@ -6,7 +6,8 @@
 #include "model/tokens.h"
 
 struct moe_train_card {
-	const char *base;    /* directory of the base model */
+	const char *base;    /* directory of the model that was trained */
+	const char *output;  /* of what is beside it */
 	bool whole, adapter; /* what is beside it: a model, an adapter */
 	const struct moe_tokens *tokens;
 	int64_t steps, trained_tokens;

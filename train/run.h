@@ -48,6 +48,7 @@ struct moe_run {
 	double clock, started; /* end of the last accounted step */
 	struct moe_idle idle;  /* then */
 	int64_t micros;	       /* submitted so far: deals out the slots */
+	int64_t saved;	       /* step of the newest checkpoint of this run, or that it began with; 0: none */
 	bool stop, log_failed;
 	int lock; /* of the output directory */
 };
@@ -64,8 +65,20 @@ enum moe_status moe_run_finish_step(struct moe_run *r, struct moe_step *s);
 /* All steps before `next`. */
 enum moe_status moe_run_drain(struct moe_run *r, int64_t next);
 
-/* Evaluation, saving and stopping that are due after a step; drains only where something is. */
+/* Evaluation and saving that are due after a step; drains only where something is. */
 enum moe_status moe_run_between(struct moe_run *r, int64_t step);
+/* Asked for, or out of time. */
+bool moe_run_must_stop(const struct moe_run *r);
+/* Finishes the steps up to `step`, the last submitted one, and saves: MOE_ERR_INTERRUPTED, or why it could not. */
+enum moe_status moe_run_stop(struct moe_run *r, int64_t step);
+/*
+ * train_room.c. Whether the file system has room for what this run will write, before it begins, and for one more
+ * checkpoint: MOE_ERR_NOFIT with the numbers.
+ */
+int moe_run_save_limit(const struct moe_run *r);
+enum moe_status moe_run_check_room(struct moe_run *r);
+enum moe_status moe_run_check_state_room(struct moe_run *r);
+enum moe_status moe_run_check_result_room(struct moe_run *r);
 
 /* A line of the log. Where saving may fail, so may this: one warning. */
 enum moe_status moe_run_log(struct moe_run *r, const struct moe_train_event *e, bool eval);

@@ -34,12 +34,16 @@ enum moe_status moe_run_log(struct moe_run *r, const struct moe_train_event *e, 
 
 static enum moe_status loop(struct moe_run *r)
 {
+	const int64_t first = r->progress.step + 1;
+
 	r->clock = r->started = moe_now();
 	moe_engine_idle(r->t->engine, &r->idle);
-	for (int64_t n = r->progress.step + 1; n <= r->total_steps; n++) {
+	for (int64_t n = first; n <= r->total_steps; n++) {
 		struct moe_step *s = &r->step[n % MOE_STEPS_IN_FLIGHT];
 
 		MOE_TRY(moe_run_finish_step(r, s));
+		if (n > first && moe_run_must_stop(r))
+			return moe_run_stop(r, n - 1);
 		MOE_TRY(moe_run_build_step(r, s, n));
 		if (s->trained) {
 			MOE_TRY(moe_run_submit_step(r, s));

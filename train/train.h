@@ -20,7 +20,10 @@ struct moe_trainee {
 	int64_t max_positions; /* of a document */
 	const char *base;      /* directory of the base model */
 	bool whole, adapter;   /* what save_adapter leaves in the output directory: a model, an adapter */
+	int64_t adapter_bytes; /* of its files; 0: none */
 	void *user;
+	/* adds the bytes of the model that save_adapter leaves; only where `whole` */
+	enum moe_status (*model_bytes)(void *user, int64_t *bytes);
 	/* slots for T tokens; may replace slot, n_slots, T_max. Nothing is outstanding. */
 	enum moe_status (*reserve)(struct moe_trainee *t, int T, int slots);
 	/* adapter files into an existing directory; into the output directory also weights that are

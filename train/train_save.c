@@ -96,19 +96,26 @@ static enum moe_status check_finite(struct moe_run *r)
 			(long long)r->progress.step, bad);
 }
 
+int moe_run_save_limit(const struct moe_run *r)
+{
+	return r->p->save_total_limit ? r->p->save_total_limit : DEFAULT_SAVE_LIMIT;
+}
+
 static enum moe_status write_checkpoint(struct moe_run *r, char **final)
 {
-	int keep = r->p->save_total_limit ? r->p->save_total_limit : DEFAULT_SAVE_LIMIT;
+	int keep = moe_run_save_limit(r);
 	struct moe_state_dir dir = { 0 };
 	enum moe_status st;
 
 	MOE_TRY(check_finite(r));
+	MOE_TRY(moe_run_check_state_room(r));
 	MOE_TRY(moe_state_begin(r->p->output_dir, r->progress.step, &dir));
 	MOE_TRY_GOTO(moe_train_state_save(r->t->decoder, dir.path, &r->progress), st, fail);
 	MOE_TRY_GOTO(r->t->save_adapter(r->t->user, dir.path), st, fail);
 	MOE_TRY_GOTO(write_log_state(r, dir.path, r->progress.step), st, fail);
 	*final = moe_strdup(dir.final);
 	MOE_TRY_GOTO(moe_state_commit(&dir), st, fail);
+	r->saved = r->progress.step;
 	MOE_TRY_GOTO(moe_state_prune(r->p->output_dir, keep,
 				     r->progress.best_step ? r->progress.best_step : -1),
 		     st, fail);
@@ -132,7 +139,7 @@ static enum moe_status save(struct moe_run *r, bool stopping)
 	if (st == MOE_OK)
 		moe_run_notify(r, &e);
 	moe_free(final);
-	if (st != MOE_ERR_IO || stopping || !r->p->continue_on_save_error)
+	if ((st != MOE_ERR_IO && st != MOE_ERR_NOFIT) || stopping || !r->p->continue_on_save_error)
 		return st;
 	text = moe_format("the checkpoint was not saved, training goes on: %s", moe_last_error());
 	moe_run_warn(r, r->progress.step, text ? text : "the checkpoint was not saved");
@@ -156,10 +163,7 @@ static bool eval_due(const struct moe_run *r, int64_t step)
 
 enum moe_status moe_run_between(struct moe_run *r, int64_t step)
 {
-	bool out_of_time = r->p->max_hours > 0 && moe_now() - r->started > r->p->max_hours * 3600;
-	bool stopping = (r->stop || out_of_time) && step < r->total_steps;
-	bool eval = eval_due(r, step), saving = due(r->p->save_steps, step) || stopping,
-	     best = false;
+	bool eval = eval_due(r, step), saving = due(r->p->save_steps, step), best = false;
 
 	if (!eval && !saving)
 		return MOE_OK;
@@ -168,16 +172,32 @@ enum moe_status moe_run_between(struct moe_run *r, int64_t step)
 	if (eval)
 		MOE_TRY(evaluate(r, step, &best));
 	if (saving || (best && r->p->load_best))
-		MOE_TRY(save(r, stopping));
+		MOE_TRY(save(r, false));
 	r->clock = moe_now(); /* evaluation and saving are not training time */
 	moe_engine_idle(r->t->engine, &r->idle);
-	if (stopping)
-		return moe_fail(MOE_ERR_INTERRUPTED,
-				"stopped after step %lld of %lld%s; the state is in "
-				"%s/checkpoint-%lld",
-				(long long)step, (long long)r->total_steps,
-				r->stop ? "" : ", out of time", r->p->output_dir, (long long)step);
 	return MOE_OK;
+}
+
+static bool out_of_time(const struct moe_run *r)
+{
+	return r->p->max_hours > 0 && moe_now() - r->started > r->p->max_hours * 3600;
+}
+
+bool moe_run_must_stop(const struct moe_run *r)
+{
+	return r->stop || out_of_time(r);
+}
+
+enum moe_status moe_run_stop(struct moe_run *r, int64_t step)
+{
+	MOE_TRY(moe_run_drain(r, step + 1));
+	r->progress.step = step;
+	if (r->saved != step)
+		MOE_TRY(save(r, true));
+	return moe_fail(MOE_ERR_INTERRUPTED,
+			"stopped after step %lld of %lld%s; the state is in %s/checkpoint-%lld: --resume goes on",
+			(long long)step, (long long)r->total_steps, r->stop ? "" : ", out of time", r->p->output_dir,
+			(long long)step);
 }
 
 /* ---- at the end ---- */
@@ -195,7 +215,9 @@ static enum moe_status take_best(struct moe_run *r)
 	if (!dir)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for a path");
 	scratch.expert_rows = NULL;
-	st = moe_train_state_load(r->t->decoder, dir, &scratch);
+	st = moe_state_check(dir, r->progress.best_step);
+	if (st == MOE_OK)
+		st = moe_train_state_load(r->t->decoder, dir, &scratch);
 	moe_free(dir);
 	if (st != MOE_ERR_IO || !r->p->continue_on_save_error)
 		return st;
@@ -211,6 +233,7 @@ static enum moe_status write_card(const struct moe_run *r)
 {
 	struct moe_train_card card = {
 		.base = r->t->base,
+		.output = r->p->output_dir,
 		.whole = r->t->whole,
 		.adapter = r->t->adapter,
 		.tokens = r->tokens,
@@ -227,12 +250,48 @@ static enum moe_status write_card(const struct moe_run *r)
 	return moe_train_card_write(r->p->output_dir, &card);
 }
 
-enum moe_status moe_run_finish(struct moe_run *r)
+static enum moe_status write_results(struct moe_run *r)
 {
+	MOE_TRY(moe_run_check_result_room(r));
 	MOE_TRY(take_best(r));
 	MOE_TRY(check_finite(r));
 	MOE_TRY(r->t->save_adapter(r->t->user, r->p->output_dir));
 	MOE_TRY(write_log_state(r, r->p->output_dir, 0));
 	MOE_TRY(moe_train_log_plot(&r->log));
 	return write_card(r);
+}
+
+/*
+ * The results could not be written: the state of the last step lets --resume write them without training. best: the
+ * parameters are those of another step by now.
+ */
+static enum moe_status keep_last(struct moe_run *r, enum moe_status st, bool best)
+{
+	const struct moe_train_progress *p = &r->progress;
+	char *why = moe_strdup(moe_last_error()), *dir = NULL, *final = NULL;
+	int64_t step = 0;
+
+	if (r->saved != p->step && !best)
+		write_checkpoint(r, &final);
+	moe_free(final);
+	if (r->saved == p->step)
+		moe_fail(st, "%s. The state of the last step is in %s/checkpoint-%lld: make room, then the same command with "
+			     "--resume writes the results without training again",
+			 why ? why : "", r->p->output_dir, (long long)p->step);
+	else if (moe_state_latest(r->p->output_dir, &step, &dir) == MOE_OK && dir)
+		moe_fail(st, "%s. Its state had no room either: make room, then --resume trains the %lld steps after %s again",
+			 why ? why : "", (long long)(p->step - step), dir);
+	else
+		moe_fail(st, "%s. Nor was there room for a checkpoint: the training is lost", why ? why : "");
+	moe_free(dir);
+	moe_free(why);
+	return st;
+}
+
+enum moe_status moe_run_finish(struct moe_run *r)
+{
+	bool best = r->p->load_best && r->progress.best_step && r->progress.best_step != r->progress.step;
+	enum moe_status st = write_results(r);
+
+	return st == MOE_ERR_IO || st == MOE_ERR_NOFIT ? keep_last(r, st, best) : st;
 }

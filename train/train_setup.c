@@ -187,6 +187,11 @@ static enum moe_status resume(struct moe_run *r)
 			return moe_fail(MOE_ERR_ARG, "%s has no complete checkpoint to resume from",
 					r->p->output_dir);
 		dir = latest;
+	} else {
+		st = moe_state_check(dir, -1);
+		if (st != MOE_OK)
+			return moe_fail(st, "%s; without a folder, resume takes the newest checkpoint that is whole",
+					moe_last_error());
 	}
 	st = moe_train_state_load(r->t->decoder, dir, p);
 	moe_free(latest);
@@ -225,6 +230,8 @@ enum moe_status moe_run_set_up(struct moe_run *r)
 	MOE_TRY(moe_expert_stats_create(r->t->decoder, &r->experts));
 	MOE_TRY(create_steps(r));
 	MOE_TRY(resume(r));
+	r->saved = r->p->resume ? r->progress.step : 0;
+	MOE_TRY(moe_run_check_room(r));
 	return moe_train_log_open(r->p->output_dir, r->progress.step, &r->log);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Parts of bench_layer: what is run (layer_data.c), what the workers did (layer_watch.c), the bare
+ * Parts of bench_layer: what is run (layer_data.c, layer_coded.c), what the workers did (layer_watch.c), the bare
  * GEMMs (layer_bare.c), what is printed (layer_report.c). Times are seconds unless named otherwise.
  */
 #ifndef MOE_BENCH_LAYER_BENCH_H
@@ -14,6 +14,8 @@
 
 #define LAYER_MAX_TOP 16 /* experts per token */
 
+struct moe_format;
+
 struct layer_shape {
 	const char *name;
 	int E, k, H, I; /* experts, experts per token, hidden, intermediate */
@@ -22,7 +24,10 @@ struct layer_shape {
 struct layer_options {
 	struct layer_shape shape;
 	int tokens, workers, rank, repeat, warm_up;
+	const char *weights;  /* to be printed */
 	enum moe_dtype dtype; /* of weights and activations: MOE_BF16 or MOE_F32 */
+	const struct moe_format *format; /* of the experts, made from BF16; NULL: plain */
+	bool per_row;			 /* one scale per row, whatever is usual for the format */
 	double skew;	      /* 0: every expert is as likely */
 	const char *policy;   /* NULL: the engine's default */
 	const char *backward; /* NULL: the block's choice */
@@ -54,6 +59,14 @@ void layer_data_free(struct layer_data *d);
  */
 enum moe_status layer_load(const struct layer_options *o, struct moe_block *block,
 			   struct layer_bare *bare);
+
+/* ---- layer_coded.c ---- */
+
+/* "int8", "int4_row" ...: a format that can be made from floats; false: not one. */
+bool layer_take_format(const char *name, struct layer_options *o);
+/* Quantises src, BF16 [E, n, k], and sets it. */
+enum moe_status layer_set_coded(const struct layer_options *o, struct moe_block *block,
+				enum moe_block_array which, const uint16_t *src);
 
 /* ---- layer_watch.c: the engine's observer ---- */
 

@@ -143,7 +143,7 @@ static enum moe_status load_matrix(const struct layer_options *o, struct moe_blo
 	for (int64_t e = distinct; e < E; e++)
 		rotate(p + (size_t)e * bytes, p + (size_t)(e % distinct) * bytes, bytes,
 		       (size_t)(e / distinct) * size);
-	st = moe_block_set(block, which, &a);
+	st = o->format ? layer_set_coded(o, block, which, a.data) : moe_block_set(block, which, &a);
 	for (int e = 0; st == MOE_OK && e < E; e++)
 		layer_bare_set(bare, which, e, p + (size_t)e * bytes, o->dtype);
 	moe_free(p);

@@ -137,7 +137,7 @@ static void add_setting(cJSON *json, const struct layer_options *o, struct moe_e
 	add(json, "tokens", o->tokens);
 	add(json, "workers", info.workers);
 	add(json, "rank", o->rank);
-	cJSON_AddStringToObject(json, "weights", moe_dtype_name(o->dtype));
+	cJSON_AddStringToObject(json, "weights", o->weights);
 	cJSON_AddStringToObject(json, "policy", info.policy);
 	cJSON_AddStringToObject(json, "isa", moe_kernels()->name);
 	cJSON_AddStringToObject(json, "backward_weights", o->backward_used);
@@ -219,7 +219,7 @@ void layer_print_table(const struct layer_options *o, struct moe_engine *e,
 
 	moe_engine_get_info(e, &info);
 	printf("%s: %d tokens, rank %d, %s weights, backward %s, %s kernels, %d workers, %s; load %.2f\n",
-	       o->shape.name, o->tokens, o->rank, moe_dtype_name(o->dtype), o->backward_used,
+	       o->shape.name, o->tokens, o->rank, o->weights, o->backward_used,
 	       moe_kernels()->name, info.workers, info.policy, r->load_at_start);
 	printf("%-20s %10s %10s %10s   (%d repetitions)\n", "", "median", "10 %", "90 %", r->n);
 	for (int i = 0; i < LAYER_METRICS; i++) {

@@ -206,9 +206,11 @@ struct moe_kernels {
 	void (*linear_lora_grad)(int m, int64_t n, int64_t k, const float *x, int64_t ldx,
 				 const float *dy, int64_t lddy, const struct moe_lora *lora,
 				 float *ga, float *gb, void *scratch);
-	/* g[n, k] += dy^T x */
+	size_t (*linear_grad_scratch)(int m, int64_t n, int64_t k);
+	/* g[n, k] += dy^T x; use: whether the operands may be rounded */
 	void (*linear_weight_grad)(int m, int64_t n, int64_t k, const float *x, int64_t ldx,
-				   const float *dy, int64_t lddy, float *g);
+				   const float *dy, int64_t lddy, float *g, enum moe_weight_use use,
+				   void *scratch);
 
 	/* y = x / sqrt(mean(x^2) + eps) * w per row of n; rows of x (y) are ldx (ldy) apart */
 	void (*rmsnorm)(int m, int n, const float *x, int64_t ldx, const float *w, float eps,

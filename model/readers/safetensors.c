@@ -346,6 +346,37 @@ void moe_safetensors_file_data(const struct moe_safetensors *st, int file, const
 	*bytes = st->files[file].map.bytes;
 }
 
+/* The file whose mapping holds an address; NULL: none. */
+static const struct st_file *file_of(const struct moe_safetensors *st, const void *at)
+{
+	for (int i = 0; st && i < st->n_files; i++) {
+		const struct moe_mapping *m = &st->files[i].map;
+
+		if (m->opened && (uintptr_t)at - (uintptr_t)m->data < m->bytes)
+			return &st->files[i];
+	}
+	return NULL;
+}
+
+enum moe_status moe_safetensors_fetch(const struct moe_safetensors *st, const void *from, size_t bytes, void *out)
+{
+	const struct st_file *f = file_of(st, from);
+
+	if (f)
+		return moe_mapping_read(&f->map, f->path, (size_t)((const unsigned char *)from - f->map.data), bytes,
+					out);
+	memcpy(out, from, bytes);
+	return MOE_OK;
+}
+
+void moe_safetensors_announce(const struct moe_safetensors *st, const void *from, size_t bytes)
+{
+	const struct st_file *f = file_of(st, from);
+
+	if (f)
+		moe_mapping_announce(&f->map, (size_t)((const unsigned char *)from - f->map.data), bytes);
+}
+
 const char *moe_safetensors_metadata(const struct moe_safetensors *st, const char *key)
 {
 	for (int i = 0; i < st->n_files; i++) {

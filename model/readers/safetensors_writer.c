@@ -2,6 +2,8 @@
 #include "model/readers/safetensors_writer.h"
 #include "model/file.h"
 #include "model/json.h"
+#include "model/readers/safetensors_sum.h"
+#include "model/sum.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -111,30 +113,30 @@ static enum moe_status check_all(const struct moe_st_item **order, size_t n,
 		if (!strcmp(order[i - 1]->name, order[i]->name))
 			return moe_fail(MOE_ERR_ARG, "tensor '%s' is given twice", order[i]->name);
 	for (size_t i = 0; i < n_meta; i++)
-		if (!moe_utf8_valid(meta[i].key, strlen(meta[i].key)) ||
+		if (!strcmp(meta[i].key, MOE_ST_SUM_KEY))
+			return moe_fail(MOE_ERR_ARG, "metadata '" MOE_ST_SUM_KEY "' is the writer's own");
+		else if (!moe_utf8_valid(meta[i].key, strlen(meta[i].key)) ||
 		    !moe_utf8_valid(meta[i].value, strlen(meta[i].value)))
 			return moe_fail(MOE_ERR_ARG, "metadata '%.200s' is not UTF-8", meta[i].key);
 	return MOE_OK;
 }
 
-/* The length field and the padded JSON header. */
+/* The length field and the padded JSON header, whose first entry is the sum, zeros for now. */
 static void make_header(struct text *t, const struct moe_st_item **order, size_t n,
 			const struct moe_st_meta *meta, size_t n_meta)
 {
 	size_t at = 0, bytes = 0;
 	uint64_t length;
 
-	put(t, "\0\0\0\0\0\0\0\0{", 9);
-	if (n_meta) {
-		put_format(t, "\"__metadata__\":{");
-		for (size_t i = 0; i < n_meta; i++) {
-			put(t, ",", i != 0);
-			put_string(t, meta[i].key);
-			put(t, ":", 1);
-			put_string(t, meta[i].value);
-		}
-		put(t, "},", n ? 2 : 1);
+	put(t, "\0\0\0\0\0\0\0\0", 8);
+	put_format(t, MOE_ST_SUM_BEFORE "%0*d\"", MOE_ST_SUM_DIGITS, 0);
+	for (size_t i = 0; i < n_meta; i++) {
+		put(t, ",", 1);
+		put_string(t, meta[i].key);
+		put(t, ":", 1);
+		put_string(t, meta[i].value);
 	}
+	put(t, "},", n ? 2 : 1);
 	for (size_t i = 0; i < n; i++) {
 		const struct moe_st_item *it = order[i];
 
@@ -154,7 +156,19 @@ static void make_header(struct text *t, const struct moe_st_item **order, size_t
 		memcpy(t->data, &length, 8);
 }
 
-static enum moe_status write_item(struct moe_file_writer *w, const struct moe_st_item *it)
+/* A file on its way, and the sum of what it has. */
+struct output {
+	struct moe_file_writer w;
+	struct moe_sum sum;
+};
+
+static enum moe_status append(struct output *o, const void *data, size_t bytes)
+{
+	moe_sum_add(&o->sum, data, bytes);
+	return moe_file_append(&o->w, data, bytes);
+}
+
+static enum moe_status write_item(struct output *o, const struct moe_st_item *it)
 {
 	enum moe_status status;
 	size_t bytes = 0;
@@ -162,31 +176,41 @@ static enum moe_status write_item(struct moe_file_writer *w, const struct moe_st
 
 	MOE_TRY(check_item(it, &bytes));
 	if (it->data || !bytes)
-		return moe_file_append(w, it->data, bytes);
+		return append(o, it->data, bytes);
 	buf = moe_alloc(bytes, 1);
 	if (!buf)
-		return moe_fail(MOE_ERR_NOMEM, "%s: out of memory for tensor '%s'", w->path,
+		return moe_fail(MOE_ERR_NOMEM, "%s: out of memory for tensor '%s'", o->w.path,
 				it->name);
 	status = it->fill(it->user, buf);
 	if (status == MOE_OK)
-		status = moe_file_append(w, buf, bytes);
+		status = append(o, buf, bytes);
 	moe_free(buf);
 	return status;
+}
+
+static enum moe_status put_sum(struct output *o)
+{
+	char digits[MOE_ST_SUM_DIGITS + 1];
+
+	snprintf(digits, sizeof digits, "%016llx", (unsigned long long)moe_sum_end(&o->sum));
+	return moe_file_put(&o->w, MOE_ST_SUM_AT, digits, MOE_ST_SUM_DIGITS);
 }
 
 static enum moe_status write_file(const char *path, const struct text *header,
 				  const struct moe_st_item **order, size_t n)
 {
-	struct moe_file_writer w;
+	struct output o;
 	enum moe_status status;
 
-	MOE_TRY(moe_file_begin(&w, path));
-	MOE_TRY_GOTO(moe_file_append(&w, header->data, header->size), status, done);
+	moe_sum_begin(&o.sum);
+	MOE_TRY(moe_file_begin(&o.w, path));
+	MOE_TRY_GOTO(append(&o, header->data, header->size), status, done);
 	for (size_t i = 0; i < n; i++)
-		MOE_TRY_GOTO(write_item(&w, order[i]), status, done);
-	status = moe_file_commit(&w);
+		MOE_TRY_GOTO(write_item(&o, order[i]), status, done);
+	MOE_TRY_GOTO(put_sum(&o), status, done);
+	status = moe_file_commit(&o.w);
 done:
-	moe_file_abort(&w);
+	moe_file_abort(&o.w);
 	return status;
 }
 

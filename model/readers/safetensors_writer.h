@@ -25,6 +25,7 @@ struct moe_st_meta {
 };
 
 /*
+ * The first entry of __metadata__ is a checksum of the file (safetensors_sum.h).
  * Writes path atomically (model/file.h). Tensors lie in the reference implementation's order: by
  * dtype size descending, then by name; the data starts at a multiple of 8.
  * MOE_ERR_ARG: a name or text that is empty, repeated or not UTF-8, or an invalid shape;

@@ -14,6 +14,8 @@
  *	full	four writes from the N-th on: no space left
  *	kill	SIGKILL at tick N of a clock that ticks before each write (which is then half done),
  *fsync, rename and sync of a directory, and before and after what a run does between two steps
+ *	slow	four seconds before the N-th time between two steps
+ *	room	the N-th question for room on a disk is answered with 1 MB
  *
  * FAULT_TICKS names a file that gets a letter per tick: w, f, r, d, s.
  */
@@ -28,7 +30,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/types.h>
+#include <time.h>
 #include <unistd.h>
 
 static const char *kind = "";
@@ -59,6 +63,9 @@ int __wrap_fflush(FILE *f);
 int __wrap_fclose(FILE *f);
 int __wrap_fsync(int fd);
 int __wrap_rename(const char *from, const char *to);
+
+int __real_statvfs(const char *path, struct statvfs *fs);
+int __wrap_statvfs(const char *path, struct statvfs *fs);
 
 struct moe_run;
 enum moe_status __real_moe_run_between(struct moe_run *r, int64_t step);
@@ -241,10 +248,34 @@ int __wrap_rename(const char *from, const char *to)
 	return fails("sync", EIO) ? -1 : __real_rename(from, to);
 }
 
+/* A signal does not end it. */
+static void wait_4s(void)
+{
+	struct timespec end, now;
+
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	end.tv_sec += 4;
+	do {
+		usleep(50000);
+		clock_gettime(CLOCK_MONOTONIC, &now);
+	} while (now.tv_sec < end.tv_sec || (now.tv_sec == end.tv_sec && now.tv_nsec < end.tv_nsec));
+}
+
+int __wrap_statvfs(const char *path, struct statvfs *fs)
+{
+	int rc = __real_statvfs(path, fs);
+
+	if (fails("room", 0))
+		fs->f_bavail = 1000000 / fs->f_frsize;
+	return rc;
+}
+
 enum moe_status __wrap_moe_run_between(struct moe_run *r, int64_t step)
 {
 	enum moe_status st;
 
+	if (fails("slow", 0))
+		wait_4s();
 	if (tick('s'))
 		die();
 	st = __real_moe_run_between(r, step);

@@ -94,7 +94,7 @@ class BadInput(Case):
 
     def test_too_little_memory(self):
         line = self.bad_training(3, "--memory-limit", "1MB")
-        self.assertIn("GiB", line)
+        self.assertIn("MiB", line)
 
     def test_unwritable_output(self):
         self.write("file", "")

@@ -28,6 +28,13 @@ class Layer(unittest.TestCase):
         for key in keys:
             self.assertGreater(values[key], 0, key)
 
+    def test_formats(self):
+        for weights, bytes_each in (("int8", 1), ("int4", 0.5), ("int4_row", 0.5), ("fp8", 1), ("mxfp4", 0.5)):
+            (got,) = self.lines("--repeat", "1", "--json", "--weights", weights)
+            self.assert_positive(got, TIMES)
+            self.assertEqual((got["weights"], got["backward_weights"]), (weights, "direct"))
+            self.assertTrue(bytes_each / 2 < got["weight_bytes_over_plain"] < 0.75 * bytes_each, got["weight_bytes_over_plain"])
+
     def test_json(self):
         (got,) = self.lines("--repeat", "2", "--json")
         self.assert_positive(got, TIMES + CPU_TIMES + RATIOS)
@@ -74,7 +81,7 @@ class Layer(unittest.TestCase):
         self.assertIn("kernels", listing.stdout)
 
     def test_refused(self):
-        for arguments in (["--shape", "huge"], ["--tokens", "0"], ["--weights", "int8"], ["stray"], ["--frobnicate"]):
+        for arguments in (["--shape", "huge"], ["--tokens", "0"], ["--weights", "int5"], ["--weights", "mxfp4_row"], ["stray"], ["--frobnicate"]):
             result = run(*arguments)
             self.assertEqual(result.returncode, 2, arguments)
             self.assertIn(arguments[-1].lstrip("-"), result.stderr + " stray")

@@ -105,7 +105,7 @@ ROWS = [
     ("eval --model {m} --data {t} --adapter {d}/nothing", 2, "--adapter", "it has no adapter_config.json"),
     ("eval --model {m} --data {t} --policy lwss", 2, "lwss"),
     ("eval --model {m} --data {t} --threads 60000", 2, "60000"),
-    ("eval --model {m} --data {t} --memory-limit 1MB", 3, "GiB", "need less"),
+    ("eval --model {m} --data {t} --memory-limit 1MB", 3, "KiB are allowed", "need less"),
     ("MOESAIC_ISA=sse9 eval --model {m} --data {t}", 2, "sse9"),
     # data
     ("eval --model {m} --data {d}/absent.safetensors", 2, "--data", "absent.safetensors", "No such file"),
@@ -117,7 +117,7 @@ ROWS = [
     ("estimate --model {m} --data {d}/empty.safetensors", 2, "empty.safetensors: no token file"),
     ("MOESAIC_PYTHON=/bin/true estimate --model {m} --data {d}/rows.jsonl", 2, "--data: it could not be counted"),
     ("estimate --model {m} --numa x", 2, "--numa x: expected auto, off or a number"),
-    ("estimate --model {m} --memory-limit 1MB", 3, "GiB are needed, --memory-limit 1MB"),
+    ("estimate --model {m} --memory-limit 1MB", 3, "MiB are needed, --memory-limit 1MB"),
     ("MOESAIC_PYTHON=/bin/false " + TRAIN.replace("{t}", "{d}/rows.jsonl"), 2, "/bin/false -m moesaic.data failed"),
     ("MOESAIC_PYTHON=/absent/python data --model {m} --data {d}/rows.jsonl", 2, "/absent/python", "MOESAIC_PYTHON"),
     ("MOESAIC_PYTHON=/bin/true generate --model {m} --raw x", 2, "the tokenizer process ended"),

@@ -103,7 +103,7 @@ class Estimate(Case):
         flags = ["--batch-tokens", found[1], "--cutoff-len", min(4096, int(found[1])), *never]
         self.good("estimate", "--model", MODEL, *flags, "--memory-limit", limit)
         result = self.run_tool("estimate", "--model", MODEL, "--memory-limit", 1000)
-        self.assertRegex(result.stdout, r"would fit +only with more memory: [\d.]+ GiB with --batch-tokens 256")
+        self.assertRegex(result.stdout, r"would fit +only with more memory: [\d.]+ [MG]iB with --batch-tokens 256")
 
     def test_errors(self):
         self.assertIn("absent", self.bad(2, "estimate", "--model", self.path("absent")))

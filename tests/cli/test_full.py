@@ -68,13 +68,20 @@ class Full(Case):
         self.assertIn("masters", line)
 
     def test_hybrid_leaves_both(self):
-        held, values = self.run_full("--method", "hybrid", "--lora-rank", 4)
+        held, values = self.run_full("--method", "hybrid", "--lora-rank", 4, "--save-steps", 6)
         base, out = layout(MODEL), layout(self.out)
         self.assertEqual(out, base)
         changed = {n for f in base for n in base[f] if n != "__metadata__" and self.tensor(MODEL, f, n) != self.tensor(self.out, f, n)}
         self.assertTrue(changed)
         self.assertTrue(all(".mlp.experts." in n for n in changed), changed)
         self.assertTrue(os.path.exists(os.path.join(self.out, "adapter_config.json")))
+        config = json.loads(content(self.out, "adapter_config.json"))
+        self.assertEqual(config["base_model_name_or_path"], self.out)  # not the one that training began with
+        card = content(self.out, "README.md").decode()
+        self.assertIn(f"base_model: {self.out}\n", card)
+        self.assertIn("The adapter belongs to the model in this folder", card)
+        # between steps the experts are in the state only: no adapter without them
+        self.assertEqual(sorted(os.listdir(os.path.join(self.out, "checkpoint-6"))), ["state.json", "state.safetensors", "trainer_state.json"])
         loss = self.evaluate(held, "--model", self.out, "--adapter", self.out)
         self.assertAlmostEqual(loss, values["eval_loss"], places=3)
 

@@ -5,8 +5,10 @@ goes on and ends with the bits, the log and the files of one that was never inte
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
+import time
 import unittest
 
 from support import TOOL, Case, environment
@@ -143,6 +145,99 @@ class Adapter(Interrupted):
             found = self.result()
             for key in ("weights", "log", "card"):
                 self.assertEqual(found[key], whole[key], key)
+
+    def interrupted_run(self, call):
+        """A run that waits four seconds before that call between steps, once it does."""
+        flags = [a for a in self.arguments() if a != "--quiet"]
+        report = self.path(f"waits-{call}")
+        env = {**environment(), "FAULT": f"slow:{call}", "FAULT_REPORT": report}
+        process = subprocess.Popen([FAULT, *map(str, flags)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+        while not os.path.exists(report) and process.poll() is None:
+            time.sleep(0.02)
+        return process
+
+    def test_a_signal_ends_no_later_than_the_steps_in_flight(self):
+        whole, _ = self.whole()
+        self.out = self.path("bounded")
+        process = self.interrupted_run(3)  # step 3 is submitted
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 130, error)
+        self.assertRegex(error, r"stopping: finishing step 3, at most 4, of 6.*, then saving")
+        self.assertIn("stopped after step 3 of 6", error)
+        self.go_on()
+        self.assertEqual(self.result()["weights"], whole["weights"])
+
+    def test_a_second_signal_ends_at_once(self):
+        whole, _ = self.whole()
+        self.out = self.path("twice")
+        process = self.interrupted_run(5)
+        process.send_signal(signal.SIGINT)
+        time.sleep(2.2)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, -signal.SIGINT, error)
+        self.assertIn("--resume then goes on from checkpoint-4", error)
+        self.assertIn("checkpoint-4", os.listdir(self.out))
+        self.assertNotIn("checkpoint-5", os.listdir(self.out))
+        self.go_on()
+        self.assertEqual(self.result(), whole)
+
+    def test_no_room(self):
+        """Before training, before a checkpoint, before the results: numbers, and what was trained is not lost."""
+        whole, _ = self.whole()
+        for method in (self.more, ["--method", "full", "--learning-rate", "1e-4"], ["--method", "hybrid"]):
+            run = lambda fault, *more: self.run_with(fault, *self.train_arguments("--max-steps", 4, *method, *more, data=self.data))
+            self.out = self.path("-".join(["room", *method[:2]]))
+            result = run("room:1", "--save-steps", 2)
+            self.assertEqual(result.returncode, 3, result.stderr)
+            self.assertRegex(result.stderr, r"has \d+\.\d+ KiB left, this run needs [\d.]+ MiB: .*2 checkpoints of [\d.]+ MiB")
+            self.assertFalse(os.path.exists(os.path.join(self.out, "trainer_log.jsonl")))
+            result = run("room:3", "--save-steps", 2)
+            self.assertEqual(result.returncode, 3, result.stderr)
+            self.assertIn("checkpoint-4 takes", result.stderr)
+            self.assertIn("checkpoint-2", os.listdir(self.out))
+            result = run("room:3", "--save-steps", 2, "--overwrite", "--on-save-error", "continue")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIn("the checkpoint was not saved, training goes on", result.stderr)
+            expected = self.result()["weights"]
+            result = run("room:2", "--overwrite")
+            self.assertEqual(result.returncode, 3, result.stderr)
+            self.assertRegex(result.stderr, r"(model|adapter) takes .*checkpoint-4: make room, .* --resume writes the results")
+            before = self.read(self.out, "trainer_log.jsonl")
+            result = run("kill:1000000000", "--resume")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(self.result()["weights"], expected)
+            self.assertEqual(self.read(self.out, "trainer_log.jsonl"), before)
+
+    def test_damaged_checkpoints(self):
+        """The newest one that is whole is gone on from, whatever of the later ones is damaged; the end has the same bits."""
+        whole, _ = self.whole()
+        for file, damage in (("state.safetensors", "flip"), ("state.safetensors", "cut"), ("adapter_model.safetensors", "flip"),
+                             ("state.json", "flip")):  # fmt: skip
+            self.out = self.path(f"damaged-{file}-{damage}")
+            shutil.copytree(self.path("whole"), self.out)
+            newest = max((n for n in os.listdir(self.out) if n.startswith("checkpoint-")), key=lambda n: int(n.split("-")[1]))
+            path = os.path.join(self.out, newest, file)
+            size = os.path.getsize(path)
+            with open(path, "r+b") as f:
+                if damage == "cut":
+                    f.truncate(size - 5)
+                else:
+                    f.seek(size // 2 if file != "state.json" else size - 30)
+                    byte = f.read(1)
+                    f.seek(-1, os.SEEK_CUR)
+                    f.write(bytes([byte[0] ^ 4]))
+            result = self.run_tool(*self.arguments("--resume"))
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIn(f"{newest} is passed over", result.stderr)
+            self.assertIn(file, result.stderr)
+            self.assertEqual(self.result(), whole, (file, damage))
+            with open(path, "r+b") as f:
+                f.truncate(10)
+            line = self.bad(2, *self.arguments("--resume", os.path.join(self.out, newest)))
+            self.assertIn(file, line)
+            self.assertIn("without a folder", line)
 
     def test_out_of_time(self):
         whole, _ = self.whole()

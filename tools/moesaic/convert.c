@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* moesaic convert: the weights of a model in another format, or an adapter in another form. */
+#include "engine/size.h"
 #include "tools/moesaic/commands.h"
 #include "tools/moesaic/work.h"
 
@@ -144,9 +145,9 @@ static void print_model(const struct settings *s, const struct moe_convert_model
 	}
 	if (settings_on(s, "quiet"))
 		return;
-	printf("%lld matrices to %s, %.2f GiB to %.2f GiB in %lld %s, %.1f s: %s\n",
-	       (long long)r->converted, settings_text(s, "weights"), (double)r->bytes_in / 0x1p30,
-	       (double)r->bytes / 0x1p30, (long long)r->shards, r->shards == 1 ? "file" : "files",
+	printf("%lld matrices to %s, %s to %s in %lld %s, %.1f s: %s\n",
+	       (long long)r->converted, settings_text(s, "weights"), moe_size(r->bytes_in).text,
+	       moe_size(r->bytes).text, (long long)r->shards, r->shards == 1 ? "file" : "files",
 	       r->seconds, s->operands[1]);
 	if (r->resumed)
 		printf("%lld %s from an earlier run, checksums verified\n", (long long)r->resumed,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* moesaic estimate: memory, tasks and time of a run that is not started; from config.json alone. */
+#include "engine/size.h"
 #include "tools/moesaic/commands.h"
 #include "tools/moesaic/dataset.h"
 #include "tools/moesaic/doctor.h"
@@ -188,8 +189,8 @@ static int run(struct settings *s, int argc, char **argv)
 	else
 		estimate_print_text(s, &r);
 	if (settings_has(s, "memory-limit") && !estimate_fits(&r))
-		return cli_fail(CLI_NOFIT, "%.2f GiB are needed, --memory-limit %s%s%s",
-				(double)r.found.total / (1 << 30), settings_text(s, "memory-limit"),
+		return cli_fail(CLI_NOFIT, "%s are needed, --memory-limit %s%s%s",
+				moe_size(r.found.total).text, settings_text(s, "memory-limit"),
 				*r.change ? "; it would fit with " : "", r.change);
 	return 0;
 }

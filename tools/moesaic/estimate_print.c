@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The estimate for people and as JSON. */
+#include "engine/size.h"
 #include "tools/moesaic/estimate.h"
 
 #include <cjson/cJSON.h>
 #include <string.h>
 
-#define GIB ((double)(1 << 30))
 
 bool estimate_fits(const struct estimate_result *r)
 {
@@ -14,10 +14,7 @@ bool estimate_fits(const struct estimate_result *r)
 
 static void row(const char *name, int64_t bytes)
 {
-	bool small = bytes < (int64_t)1 << 30;
-
-	printf("  %-12s %10.2f %s\n", name, (double)bytes / (small ? 1 << 20 : 1 << 30),
-	       small ? "MiB" : "GiB");
+	printf("  %-12s %14s\n", name, moe_size(bytes).text);
 }
 
 static void print_memory(const struct estimate_result *r)
@@ -25,8 +22,8 @@ static void print_memory(const struct estimate_result *r)
 	const struct moe_estimate *e = &r->found;
 	char name[24];
 
-	printf("memory         %10.2f GiB of %.2f: %s\n", (double)e->total / GIB,
-	       (double)r->limit / GIB, estimate_fits(r) ? "fits" : "does not fit");
+	printf("memory         %14s of %s: %s\n", moe_size(e->total).text, moe_size(r->limit).text,
+	       estimate_fits(r) ? "fits" : "does not fit");
 	row("weights", e->weights);
 	if (strcmp(e->backward_weights, "direct"))
 		printf("    with copies for the backward: %s\n", e->backward_weights);
@@ -43,7 +40,7 @@ static void print_memory(const struct estimate_result *r)
 		printf("  %d micro-batch%s in flight, activations of %d of %d layers computed again", e->slots,
 		       e->slots == 1 ? "" : "es", e->recomputed_layers, e->trained_layers);
 	if (e->wanted > e->total)
-		printf("; with 2 and all kept %.2f GiB", (double)e->wanted / GIB);
+		printf("; with 2 and all kept %s", moe_size(e->wanted).text);
 	if (e->trained_layers)
 		putchar('\n');
 	for (int i = 0; e->parts > 1 && i < e->parts && i < MOE_ESTIMATE_PARTS; i++) {
@@ -51,11 +48,10 @@ static void print_memory(const struct estimate_result *r)
 		row(name, e->part[i]);
 	}
 	if (*r->change)
-		printf("would fit      %s: %.2f GiB\n", r->change, (double)r->change_total / GIB);
+		printf("would fit      %s: %s\n", r->change, moe_size(r->change_total).text);
 	else if (!estimate_fits(r))
-		printf("would fit      only with more memory: %.2f GiB with --batch-tokens %d, the "
-		       "least\n",
-		       (double)r->change_total / GIB, ESTIMATE_LEAST_TOKENS);
+		printf("would fit      only with more memory: %s with --batch-tokens %d, the least\n",
+		       moe_size(r->change_total).text, ESTIMATE_LEAST_TOKENS);
 }
 
 static void print_graph(const struct moe_estimate *e)

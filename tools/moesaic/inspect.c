@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* moesaic inspect: what is in a model, adapter, token file, training state or trace. */
+#include "engine/size.h"
 #include "tools/moesaic/commands.h"
 
 #include <cjson/cJSON.h>
@@ -47,9 +48,7 @@ static void print_scalar(const char *key, const cJSON *v)
 	} else if (cJSON_IsNumber(v) && v->valuedouble == floor(v->valuedouble)) {
 		print_whole(v->valuedouble);
 		if (strstr(key, "bytes") && v->valuedouble >= 1 << 20)
-			printf(" (%.2f %s)",
-			       v->valuedouble / (v->valuedouble < 0x1p30 ? 0x1p20 : 0x1p30),
-			       v->valuedouble < 0x1p30 ? "MiB" : "GiB");
+			printf(" (%s)", moe_size((int64_t)v->valuedouble).text);
 	} else if (cJSON_IsNumber(v)) {
 		printf("%.6g", v->valuedouble);
 	} else {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* moesaic merge: an adapter into the weights of its base model. */
+#include "engine/size.h"
 #include "tools/moesaic/commands.h"
 #include "tools/moesaic/work.h"
 
@@ -46,8 +47,8 @@ static void print(const struct settings *s, const struct moe_merge_result *r)
 		cJSON_free(text);
 		cJSON_Delete(o);
 	} else if (!settings_on(s, "quiet")) {
-		printf("merged %lld of %lld tensors, %.2f GiB in %lld %s, %.1f s: %s\n",
-		       (long long)r->merged, (long long)r->tensors, (double)r->bytes / 0x1p30,
+		printf("merged %lld of %lld tensors, %s in %lld %s, %.1f s: %s\n",
+		       (long long)r->merged, (long long)r->tensors, moe_size(r->bytes).text,
 		       (long long)r->shards, r->shards == 1 ? "file" : "files", r->seconds,
 		       settings_text(s, "output-dir"));
 		if (r->worst_error > 0)

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/moesaic/model.h"
+
+#include "engine/size.h"
 #include "tools/moesaic/start_noise.h"
 
 #include <stdlib.h>
@@ -50,17 +52,32 @@ int tool_model_check(const struct settings *s)
 	return rc;
 }
 
+/* A line that is updated, or one every ten seconds where stderr is no terminal: of long loads only. */
+#define LINE_S 10
+
 static void show_loading(const char *what, int64_t done, int64_t total, void *user)
 {
 	struct tool_model *m = user;
-	struct timespec now;
+	struct timespec t;
+	double now, rate;
+	long left;
 
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	if (m->loading_shown && now.tv_sec * 10 + now.tv_nsec / 100000000 == m->shown_tenth)
+	(void)what;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	now = (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+	if (m->load_start <= 0) {
+		m->load_start = m->load_shown = now;
+		m->load_first = done;
+	}
+	if (now - m->load_shown < (m->terminal ? .1 : LINE_S))
 		return;
-	m->shown_tenth = now.tv_sec * 10 + now.tv_nsec / 100000000;
-	fprintf(stderr, "\r  loading %s %lld/%lld\033[K", what, (long long)done, (long long)total);
-	m->loading_shown = true;
+	m->load_shown = now;
+	rate = (double)(done - m->load_first) / (now - m->load_start);
+	left = rate > 0 ? (long)((double)(total - done) / rate + .5) : 0;
+	fprintf(stderr, m->terminal ? "\r  loading %s of %s  %.2f GB/s  %ld:%02ld left\033[K"
+				    : "loading %s of %s  %.2f GB/s  %ld:%02ld left\n",
+		moe_size(done).text, moe_size(total).text, rate * 1e-9, left / 60, left % 60);
+	m->loading_shown = m->terminal;
 }
 
 static int open_both(struct tool_model *m, const struct settings *s, struct moe_model_params *p)
@@ -82,7 +99,9 @@ static int open_both(struct tool_model *m, const struct settings *s, struct moe_
 	p->dir = settings_text(s, "model");
 	p->adapter = settings_text(s, "adapter");
 	p->memory_limit = settings_int(s, "memory-limit");
-	if (isatty(STDERR_FILENO) && !settings_on(s, "quiet")) {
+	m->terminal = isatty(STDERR_FILENO);
+	m->load_start = 0;
+	if (!settings_on(s, "quiet")) {
 		p->progress = show_loading;
 		p->user = m;
 	}
@@ -244,11 +263,6 @@ static const char *grouped(int64_t value)
 	return out;
 }
 
-static double gib(int64_t bytes)
-{
-	return (double)bytes / (1 << 30);
-}
-
 /* Weights that are trained themselves. */
 static void describe_whole(const struct moe_model_info *i, FILE *to)
 {
@@ -320,18 +334,19 @@ void tool_model_describe(const struct tool_model *m, const struct settings *s, F
 		100 * (double)i->trainable_params / (double)all);
 	if (i->expert_format)
 		fprintf(to, "weights      experts in %s, frozen\n", i->expert_format);
-	fprintf(to, "memory       weights %.2f GiB, %s %.2f, activations %.2f, runtime %.2f\n",
-		gib(i->weight_bytes), i->whole_params ? "gradients and moments" : "adapter",
-		gib(i->lora_bytes), gib(i->activation_bytes), gib(i->handles * HANDLE_BYTES));
-	fprintf(to, "planned      %.2f GiB of %.2f %s", gib(i->planned_bytes), gib(i->allowed_bytes),
+	fprintf(to, "memory       weights %s, %s %s, activations %s, runtime %s\n",
+		moe_size(i->weight_bytes).text, i->whole_params ? "gradients and moments" : "adapter",
+		moe_size(i->lora_bytes).text, moe_size(i->activation_bytes).text,
+		moe_size(i->handles * HANDLE_BYTES).text);
+	fprintf(to, "planned      %s of %s %s", moe_size(i->planned_bytes).text, moe_size(i->allowed_bytes).text,
 		settings_has(s, "memory-limit") ? "(--memory-limit)" : "there is");
 	if (i->trained_layers)
 		fprintf(to, "; %d micro-batch%s in flight, activations of %d of %d layers computed again", i->slots,
 			i->slots == 1 ? "" : "es", i->recomputed_layers, i->trained_layers);
 	if (i->wanted_bytes > i->planned_bytes)
-		fprintf(to, "; with 2 and all kept %.2f", gib(i->wanted_bytes));
+		fprintf(to, "; with 2 and all kept %s", moe_size(i->wanted_bytes).text);
 	fputc('\n', to);
 	if (i->touched_bytes)
-		fprintf(to, "             gradients and moments: first touch of %.2f GiB took %.2f s\n",
-			gib(i->touched_bytes), i->touch_seconds);
+		fprintf(to, "             gradients and moments: first touch of %s took %.2f s\n",
+			moe_size(i->touched_bytes).text, i->touch_seconds);
 }

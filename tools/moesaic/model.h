@@ -9,8 +9,10 @@ struct tool_model {
 	struct moe_engine *engine;
 	struct moe_model *model;
 	struct moe_model_info info;
-	bool loading_shown;
-	int64_t shown_tenth; /* of a second, of the last progress line */
+	/* the progress of loading: seconds of its first and its latest line; bytes then */
+	bool loading_shown, terminal;
+	double load_start, load_shown;
+	int64_t load_first;
 };
 
 /* What can be refused without opening anything: --model, --adapter, --numa. */

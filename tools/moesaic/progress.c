@@ -7,9 +7,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#define NOTICE 320
+
 void progress_open(struct progress *p, const struct settings *s)
 {
-	*p = (struct progress){ .every = settings_int(s, "logging-steps") };
+	*p = (struct progress){ .every = settings_int(s, "logging-steps"),
+				.in_flight = strcmp(settings_text(s, "pipeline"), "sequential") ? 2 : 1 };
 	if (settings_on(s, "quiet"))
 		return;
 	p->to = settings_on(s, "json") ? stderr : stdout;
@@ -64,8 +67,41 @@ static void show_step(struct progress *p, const struct moe_train_event *e)
 	}
 }
 
+static void show_stop(const struct progress *p, int64_t step, int64_t total, double seconds)
+{
+	int64_t last = step + p->in_flight < total ? step + p->in_flight : total;
+	char steps[64], time[32] = "", after[128] = "nothing is saved yet", notice[NOTICE];
+
+	if (last > step + 1)
+		snprintf(steps, sizeof steps, "step %lld, at most %lld,", (long long)step + 1, (long long)last);
+	else
+		snprintf(steps, sizeof steps, "step %lld", (long long)last);
+	if (seconds > 0)
+		snprintf(time, sizeof time, ", about %.0f s", ceil(seconds * (double)(last - step)));
+	if (*p->saved)
+		snprintf(after, sizeof after, "--resume then goes on from %s", p->saved);
+	snprintf(notice, sizeof notice, "\nstopping: finishing %s of %lld%s, then saving. Once more ends at once: %s\n", steps,
+		 (long long)total, time, after);
+	interrupt_notice(notice);
+}
+
+/* The signal's notice follows what has been done and saved. */
+static void follow(struct progress *p, const struct moe_train_event *e)
+{
+	const char *name = e->type == MOE_TRAIN_SAVED && e->text ? strrchr(e->text, '/') : NULL;
+	int64_t left = e->total_steps - e->step;
+
+	if (name)
+		snprintf(p->saved, sizeof p->saved, "%s", name + 1);
+	if (e->type == MOE_TRAIN_STEP)
+		p->step_s = left > 0 ? e->eta_s / (double)left : 0;
+	if (e->type == MOE_TRAIN_STEP || name)
+		show_stop(p, e->step, e->total_steps, p->step_s);
+}
+
 void progress_event(struct progress *p, const struct moe_train_event *e)
 {
+	follow(p, e);
 	if (e->type == MOE_TRAIN_WARNING) {
 		progress_close(p);
 		fprintf(stderr, "moesaic: warning: step %lld: %s\n", (long long)e->step, e->text);
@@ -101,9 +137,21 @@ void interrupt_remember(void)
 
 #define ONE_STOP 2 /* s: `timeout`, shells and terminals send the same wish to the process and to its group */
 
+/* A handler may come at any instant: the text that it prints is never the one that is being written. */
+static char notices[2][NOTICE];
+static volatile sig_atomic_t shown;
+
+void interrupt_notice(const char *text)
+{
+	int other = !shown;
+
+	snprintf(notices[other], sizeof notices[other], "%s", text);
+	shown = other;
+}
+
 static void on_signal(int number)
 {
-	static const char text[] = "\nstopping after this step and saving; once more kills\n";
+	const char *text = notices[shown];
 	static struct timespec first;
 	struct timespec now;
 
@@ -117,14 +165,15 @@ static void on_signal(int number)
 	}
 	first = now;
 	pending = 1;
-	if (write(STDERR_FILENO, text, sizeof text - 1) < 0)
+	if (write(STDERR_FILENO, text, strlen(text)) < 0)
 		return;
 }
 
-void interrupt_watch(void)
+void interrupt_watch(const char *notice)
 {
 	struct sigaction action = { .sa_handler = on_signal, .sa_flags = SA_RESTART };
 
+	interrupt_notice(notice);
 	sigemptyset(&action.sa_mask);
 	signal(SIGPIPE, SIG_IGN); /* whoever reads the progress may leave; training goes on */
 	for (int i = 0; i < WATCHED; i++)

@@ -3,6 +3,7 @@
  * moesaic train. Order: flags, output folder, tokens (Python ends before StarPU starts), model,
  * training. Until the first step has been done nothing of ours stays in the output folder.
  */
+#include "engine/size.h"
 #include "tools/moesaic/commands.h"
 #include "tools/moesaic/dataset.h"
 #include "tools/moesaic/model.h"
@@ -335,7 +336,7 @@ static void print_summary(const struct training *t, const struct moe_train_resul
 	if (isfinite(r->eval_loss))
 		fprintf(to, ", evaluation %.4f (best %.4f, step %lld)", r->eval_loss, r->best_loss,
 			(long long)r->best_step);
-	fprintf(to, ", peak %.2f GiB\n", r->peak_rss_gib);
+	fprintf(to, ", peak %s\n", moe_size((int64_t)(r->peak_rss_gib * 0x1p30)).text);
 	if (r->skipped)
 		fprintf(to, "%lld steps without an update: loss or gradient was not finite\n",
 			(long long)r->skipped);
@@ -439,7 +440,7 @@ static int train(struct training *t)
 	rc = start_trace(t);
 	if (rc)
 		return rc;
-	interrupt_watch();
+	interrupt_watch("\nstopping: finishing the first steps, then saving. Once more ends at once\n");
 	st = moe_train(t->model.model, &params, on_event, t, &result);
 	progress_close(&t->progress);
 	stop_trace(t);

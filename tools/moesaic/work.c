@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/size.h"
 #include "tools/moesaic/work.h"
 #include "tools/moesaic/progress.h"
 
@@ -19,7 +20,7 @@ void work_begin(struct work *w, const struct settings *s, const char *doing)
 			    .terminal = isatty(STDERR_FILENO) && !settings_on(s, "quiet"),
 			    .start = now() };
 	interrupt_remember();
-	interrupt_watch();
+	interrupt_watch("\nstopping; once more kills\n");
 }
 
 int work_progress(const char *what, int64_t done, int64_t total, void *user)
@@ -30,8 +31,8 @@ int work_progress(const char *what, int64_t done, int64_t total, void *user)
 
 	(void)what;
 	if (w->terminal && (t - w->last >= .1 || done == total)) {
-		fprintf(stderr, "\r  %s %.2f/%.2f GiB  %.0f MiB/s  %ld:%02ld left\033[K", w->doing,
-			(double)done / 0x1p30, (double)total / 0x1p30, rate / 0x1p20, left / 60,
+		fprintf(stderr, "\r  %s %s/%s  %.0f MiB/s  %ld:%02ld left\033[K", w->doing,
+			moe_size(done).text, moe_size(total).text, rate / 0x1p20, left / 60,
 			left % 60);
 		w->last = t;
 		w->shown = true;

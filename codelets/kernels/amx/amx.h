@@ -64,6 +64,11 @@ void OWN(pack_s8)(int m, const int8_t *src, int64_t ld, int64_t k, int8_t *panel
 void OWN(tile_fwd_s8)(int m, int64_t k, const int8_t *panel, const int8_t *w, int32_t *y,
 		      int64_t ldy);
 
+/* ints.c: struct moe_tiles.fwd_ints */
+struct moe_int_rows;
+void OWN(fwd_ints)(const struct moe_int_rows *x, const struct moe_coded_panel *p, const char *next, float *y,
+		   int64_t ldy, enum moe_out out);
+
 /* grad.c */
 void OWN(pairs)(int m, const float *src, int64_t ld, const int32_t *token, const float *scale,
 		int cols, void *dst);

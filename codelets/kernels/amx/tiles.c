@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/kernels/amx/amx.h"
 #include "codelets/kernels/amx/tile.h"
+#include "codelets/kernels/packed/ints.h"
 
-/* Every CPU with AMX has AVX-512 BF16, whose SwiGLU is written by hand. */
+/* Every CPU with AMX has AVX-512 BF16 and VNNI, whose SwiGLU and rounding of rows are written by hand. */
 #ifdef MOE_AMX_EMULATED
 #define SWIGLU OWN(swiglu_rows)
 #define SWIGLU_BWD OWN(swiglu_rows_bwd)
+#define INT_BLOCK moe_int_block_plain
 #else
 #include "codelets/kernels/avx512_bf16/bf16.h"
+#include "codelets/kernels/avx512_bf16/ints.h"
 #define SWIGLU avx512_bf16_swiglu_tile
 #define SWIGLU_BWD avx512_bf16_swiglu_tile_bwd
+#define INT_BLOCK avx512_bf16_int_block
 #endif
 
 static int bwd_columns(int m)
@@ -55,6 +59,8 @@ const struct moe_tiles AMX_TILES = {
 	.pair_bytes = sizeof(uint16_t),
 	.lora_pad = 32,
 	.decode = moe_coded_decode,
+	.int_block = INT_BLOCK,
+	.fwd_ints = OWN(fwd_ints),
 	.pack_fwd_bf16 = OWN(pack_fwd_bf16),
 	.pack_fwd = OWN(pack_fwd),
 	.pack_bwd = OWN(pack_bwd),

@@ -100,6 +100,10 @@ static inline enum moe_out out_mode(enum moe_out out, const float *y, int64_t ld
 void avx512_bf16_fwd(int m, const struct moe_fwd_seg *seg, int nseg, const uint16_t *next, float *y,
 		     int64_t ldy, enum moe_out out);
 
+/* Tiles from `tile` on: those before are done, without having prefetched `next`. */
+void avx512_bf16_fwd_from(int tile, int m, const struct moe_fwd_seg *seg, int nseg,
+			  const uint16_t *next, float *y, int64_t ldy, enum moe_out out);
+
 /* bwd.c */
 int avx512_bf16_bwd_columns(int m);
 bool avx512_bf16_bwd_takes(int m, const struct moe_coded_panel *p);

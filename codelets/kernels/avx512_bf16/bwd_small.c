@@ -5,7 +5,7 @@
  * whole panels make one stream (GB/s of 33, m = 1: 33; with 8 KB of each panel 13); beyond, and in
  * parts of panels, instructions fetch 8 KB ahead (22 in either case).
  */
-#include "codelets/kernels/avx512_bf16/bwd_tiles.h"
+#include "codelets/kernels/avx512_bf16/bwd_coded.h"
 
 #define STEP_BYTES 512	 /* 16 rows n x 16 columns */
 #define FETCH_BYTES 8192 /* from a read to its prefetch, in the order of reading */
@@ -66,12 +66,40 @@ STEPS(2, false) STEPS(3, false) STEPS(1, true) STEPS(2, true) STEPS(3, true) STE
 static const steps_fn fetching[] = { NULL,	   steps_1_true, steps_2_true,
 				     steps_3_true, steps_4_true, steps_5_true };
 
+#define PLAIN_COLUMNS 128
+
+/* A quantised segment; sums of `columns` columns */
+static void coded_segment(int m, const struct moe_bwd_seg *seg, int columns, const uint32_t *g, float *sum)
+{
+	struct moe_coded_panel p = seg->coded->first;
+	size_t stride = seg->coded->stride;
+	int64_t col = seg->coded->col;
+	struct coded_tables tables;
+
+	for (int n = 0; n < seg->n; n += 16, g += 8 * m) {
+		bwd_small_fn run = avx512_bf16_bwd_small_coded(&p, col, columns, m);
+
+		if (run)
+			run(&p, col, columns, g, sum, &tables);
+		for (int k = 0, width; !run && k < columns; k += width) {
+			_Alignas(64) uint16_t plain[PLAIN_COLUMNS * 16];
+
+			width = MOE_MIN(PLAIN_COLUMNS, columns - k);
+			avx512_bf16_decode(&p, col + k, width, plain);
+			fetching[m](width / 16, g, plain, (const char *)plain, sum + k * m);
+		}
+		p.scale += stride;
+		p.zero += stride;
+		p.codes += stride;
+	}
+}
+
 void avx512_bf16_bwd_small(int m, const struct moe_bwd_seg *seg, int nseg, int columns, float *y,
 			   int64_t ldy, enum moe_out out, float *scratch)
 {
 	int steps = columns / 16, far = MOE_MIN(FETCH_BYTES / STEP_BYTES, steps);
 	int near = steps - far;
-	const uint16_t *after = seg->after ? seg->after : seg->w + 16 * columns;
+	const uint16_t *after = seg->after || seg->coded ? seg->after : seg->w + 16 * columns;
 	bool whole = moe_packed_stride(columns) == seg->stride;
 	steps_fn run = whole && m <= UNAIDED_ROWS ? unaided[m] : fetching[m];
 
@@ -80,10 +108,15 @@ void avx512_bf16_bwd_small(int m, const struct moe_bwd_seg *seg, int nseg, int c
 		const uint32_t *g = (const uint32_t *)seg[s].g + seg[s].col / 2 * m;
 		const uint16_t *w = seg[s].w;
 
+		if (seg[s].coded) {
+			coded_segment(m, seg + s, columns, g, scratch);
+			continue;
+		}
 		for (int n = 0; n < seg[s].n; n += 16, g += 8 * m, w += seg[s].stride) {
 			const uint16_t *next = n + 16 < seg[s].n ? w + seg[s].stride
 					       : s + 1 < nseg	 ? seg[s + 1].w
-								 : after;
+					       : after		 ? after
+								 : w;
 			const uint16_t *rest = w + (size_t)near * STEP_BYTES / 2;
 
 			run(near, g, w, (const char *)w + (size_t)far * STEP_BYTES, scratch);

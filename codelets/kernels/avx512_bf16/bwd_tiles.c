@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/kernels/avx512_bf16/bwd_tiles.h"
 
+#define PIECE_BYTES 1024 /* of a panel: 32 columns */
+
 /* Element 2 k + b: row b (or 2 + b) of the first block's k = 0..7, of the second's 8..15. */
 #define ROW(b) 8 * (b)
 #define K8(at, b)                                                                                  \
@@ -47,10 +49,11 @@ INLINE void dots(const int rows, const int vectors, __m512 sum[BWD_ROWS][2], __m
 	}
 }
 
-/* rows x 32 columns, shuffling the raw panels; `lines` of 64 bytes fetched per 4 rows n */
-INLINE void raw(const int rows, const int lines, const struct bwd_run *run, int runs,
+/* rows x 32 columns, shuffling the raw panels */
+INLINE void raw(const int rows, const enum bwd_ahead what, const struct bwd_run *run, int runs,
 		const struct bwd_target *t)
 {
+	const int lines = what == BWD_NOTHING ? 0 : what == BWD_HALF ? 2 : 4; /* per 4 rows n */
 	__m512i first = _mm512_load_si512(avx512_bf16_rows01);
 	__m512i second = _mm512_load_si512(avx512_bf16_rows23);
 	__m512 sum[BWD_ROWS][2];
@@ -81,7 +84,10 @@ INLINE void raw(const int rows, const int lines, const struct bwd_run *run, int 
 					__asm__ volatile("" ::: "memory");
 			}
 			w += run->stride;
-			ahead += 2 * run->stride;
+			if (what == BWD_PAIR)
+				ahead += n & 16 ? 2 * run->stride - PIECE_BYTES : PIECE_BYTES;
+			else
+				ahead += 2 * run->stride;
 		}
 	}
 	finish(rows, 2, sum, t);
@@ -136,11 +142,11 @@ INLINE void thin(const int rows, const struct bwd_run *run, int runs, const stru
 	finish(rows, 1, sum, t);
 }
 
-#define RAW(rows, ahead, lines)                                                                    \
+#define RAW(rows, ahead)                                                                           \
 	NOINLINE void raw_##rows##_##ahead(const struct bwd_run *run, int runs,                    \
 					   const struct bwd_target *t)                             \
 	{                                                                                          \
-		raw(rows, lines, run, runs, t);                                                    \
+		raw(rows, ahead, run, runs, t);                                                    \
 	}
 #define DECODED(rows, ahead, lines)                                                                \
 	NOINLINE void decoded_##rows##_##ahead(const struct bwd_run *run, int runs,                \
@@ -153,11 +159,10 @@ INLINE void thin(const int rows, const struct bwd_run *run, int runs, const stru
 	{                                                                                          \
 		thin(rows, run, runs, t);                                                          \
 	}
-#define RAWS(ahead, lines)                                                                         \
-	RAW(6, ahead, lines)                                                                       \
-	RAW(7, ahead, lines)                                                                       \
-	RAW(8, ahead, lines)                                                                       \
-	RAW(9, ahead, lines) RAW(10, ahead, lines) RAW(11, ahead, lines) RAW(12, ahead, lines)
+#define RAWS(ahead)                                                                                \
+	RAW(6, ahead)                                                                              \
+	RAW(7, ahead)                                                                              \
+	RAW(8, ahead) RAW(9, ahead) RAW(10, ahead) RAW(11, ahead) RAW(12, ahead)
 #define RAW_NAMES(ahead)                                                                           \
 	{                                                                                          \
 		[6] = raw_6_##ahead, [7] = raw_7_##ahead, [8] = raw_8_##ahead,                     \
@@ -180,13 +185,15 @@ INLINE void thin(const int rows, const struct bwd_run *run, int runs, const stru
 		[14] = decoded_14_##ahead                                                          \
 	}
 
-RAWS(BWD_NOTHING, 0)
-RAWS(BWD_HALF, 2)
-RAWS(BWD_WHOLE, 4)
-const bwd_tile_fn avx512_bf16_bwd_raw[3][BWD_ROWS + 1] = {
+RAWS(BWD_NOTHING)
+RAWS(BWD_HALF)
+RAWS(BWD_WHOLE)
+RAWS(BWD_PAIR)
+const bwd_tile_fn avx512_bf16_bwd_raw[4][BWD_ROWS + 1] = {
 	[BWD_NOTHING] = RAW_NAMES(BWD_NOTHING),
 	[BWD_HALF] = RAW_NAMES(BWD_HALF),
 	[BWD_WHOLE] = RAW_NAMES(BWD_WHOLE),
+	[BWD_PAIR] = RAW_NAMES(BWD_PAIR),
 };
 
 DECODEDS(BWD_NOTHING, 0)

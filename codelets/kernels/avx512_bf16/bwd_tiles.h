@@ -18,6 +18,7 @@ struct bwd_run {
 	int64_t stride;	   /* elements between panels */
 	int n;
 	const char *ahead; /* what to prefetch at the same stride, to be read next */
+	const struct bwd_codes *coded; /* to be decoded into w (bwd_coded.h); NULL: done, or plain */
 };
 
 /* Where sums begin ([rows][32], NULL: at zero) and end. */
@@ -26,15 +27,20 @@ struct bwd_target {
 	float *y;
 	int64_t ldy;
 	enum moe_out out;
+	struct coded_tables *tables; /* memory of tiles that decode */
 };
 
-/* Lines of 1 KB to prefetch per panel; decoded slices take at most half. */
-enum bwd_ahead { BWD_NOTHING, BWD_HALF, BWD_WHOLE };
+/*
+ * What to prefetch per panel: none, half or all of the 1 KB of the next slice; decoded slices take at
+ * most half. BWD_PAIR: 1 KB too, but the two KB of a pair of slices from every second panel, since
+ * memory gives longer runs faster.
+ */
+enum bwd_ahead { BWD_NOTHING, BWD_HALF, BWD_WHOLE, BWD_PAIR };
 
 typedef void (*bwd_tile_fn)(const struct bwd_run *run, int runs, const struct bwd_target *t);
 
 /* rows x 32 columns of raw panels (6..12 rows) and of a decoded slice (6..14), by rows */
-extern const bwd_tile_fn avx512_bf16_bwd_raw[3][BWD_ROWS + 1];
+extern const bwd_tile_fn avx512_bf16_bwd_raw[4][BWD_ROWS + 1];
 extern const bwd_tile_fn avx512_bf16_bwd_decoded[2][BWD_ROWS + 1];
 /* rows x 16 columns of raw panels (6..14 rows) */
 extern const bwd_tile_fn avx512_bf16_bwd_thin[BWD_ROWS + 1];

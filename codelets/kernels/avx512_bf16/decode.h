@@ -19,10 +19,8 @@ bool avx512_bf16_decodes(const struct moe_coded_panel *p);
 
 /* fwd_coded.c, fwd_coded_vbmi.c: struct moe_tiles.fwd_coded */
 bool avx512_bf16_fwd_coded(int m, const struct moe_coded_panel *p, const struct moe_fwd_seg *seg,
-			   int nseg, float *y, int64_t ldy, enum moe_out out);
-bool avx512_bf16_fwd_magnitudes(int m, const struct moe_coded_panel *p,
-				const struct moe_fwd_seg *seg, int nseg, float *y, int64_t ldy,
-				enum moe_out out);
+			   int nseg, const uint16_t *next, float *y, int64_t ldy, enum moe_out out,
+			   uint16_t *buffer);
 
 /* decode_vbmi.c: 8-bit codes of sign and magnitude; `steps` of one group, for CPUs with AVX512-VBMI
  */
@@ -77,6 +75,32 @@ INLINE void tables4(const bool zeros, __m512 values, __m512 scale, __m512 zero, 
 		}
 		table[i] = two(_mm512_mul_ps(a, _mm512_permutexvar_ps(even, scale)),
 			       _mm512_mul_ps(b, _mm512_permutexvar_ps(odd, scale)));
+	}
+}
+
+/* What the vectors of a group are made with: 4 bits, words of rows 2 i and 2 i + 1; 8-bit integers, their scales, 8
+ * lanes each (forward); FP8, low and high bytes. */
+struct coded_tables {
+	_Alignas(64) float scale[16];
+	float zero[16];
+	__m512i table[8];
+	uint32_t last; /* bits of the scale that FP8's are of */
+};
+
+/* tables4 of scales and zeros (NULL: none) in memory */
+INLINE void memory_tables4(__m512 values, const float *scale, const float *zero, __m512i table[8])
+{
+#pragma GCC unroll 8
+	for (int i = 0; i < 8; i++) {
+		__m512 a = values, b = values;
+
+		if (zero) {
+			a = _mm512_sub_ps(a, _mm512_set1_ps(zero[2 * i]));
+			b = _mm512_sub_ps(b, _mm512_set1_ps(zero[2 * i + 1]));
+		}
+		a = _mm512_mul_ps(a, _mm512_set1_ps(scale[2 * i]));
+		b = _mm512_mul_ps(b, _mm512_set1_ps(scale[2 * i + 1]));
+		table[i] = two(a, b);
 	}
 }
 

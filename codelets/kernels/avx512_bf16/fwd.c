@@ -113,6 +113,7 @@ static struct run run_of(const struct moe_fwd_seg *seg, int row, int rows)
 	return (struct run){ x, seg->w, seg->k / 8, (const char *)seg->w };
 }
 
+/* Of the t-th tile that prefetches at all */
 static enum ahead ahead_of(const struct tiles *tiles, int t, int m, const uint16_t *next)
 {
 	if (!next || m <= UNAIDED_ROWS || t >= 2)
@@ -120,22 +121,30 @@ static enum ahead ahead_of(const struct tiles *tiles, int t, int m, const uint16
 	return tiles->count == 1 ? AHEAD_WHOLE : AHEAD_HALF;
 }
 
-void avx512_bf16_fwd(int m, const struct moe_fwd_seg *seg, int nseg, const uint16_t *next, float *y,
-		     int64_t ldy, enum moe_out out)
+void avx512_bf16_fwd_from(int first, int m, const struct moe_fwd_seg *seg, int nseg,
+			  const uint16_t *next, float *y, int64_t ldy, enum moe_out out)
 {
 	struct tiles tiles = fwd_tiles(m);
 
 	MOE_ASSERT(nseg > 0 && nseg <= MOE_MAX_SEGS);
 	out = out_mode(out, y, ldy);
 	for (int t = 0, row = 0, rows; t < tiles.count; t++, row += rows) {
-		enum ahead ahead = ahead_of(&tiles, t, m, next);
+		enum ahead ahead = ahead_of(&tiles, t - first, m, next);
 		struct run run[MOE_MAX_SEGS];
 
 		rows = tile_rows(&tiles, t);
+		if (t < first)
+			continue;
 		for (int s = 0; s < nseg; s++)
 			run[s] = run_of(seg + s, row, rows);
 		if (ahead != AHEAD_NOTHING)
-			run[0].ahead = (const char *)(next + (size_t)t * (size_t)seg->k * 8);
+			run[0].ahead = (const char *)(next + (size_t)(t - first) * (size_t)seg->k * 8);
 		tile_of[ahead][rows](run, nseg, y + row * ldy, ldy, out);
 	}
+}
+
+void avx512_bf16_fwd(int m, const struct moe_fwd_seg *seg, int nseg, const uint16_t *next, float *y,
+		     int64_t ldy, enum moe_out out)
+{
+	avx512_bf16_fwd_from(0, m, seg, nseg, next, y, ldy, out);
 }

@@ -2,14 +2,15 @@
 /* 4-bit codes, and 8-bit integers. */
 #include "codelets/kernels/avx512_bf16/fwd_coded.h"
 
-INLINE void tile4(const int rows, const int sets, const enum moe_dtype dtype,
-		  const struct coded_call *c)
+INLINE void few4(const int rows, const int sets, const bool keep, const enum moe_dtype dtype,
+		 const struct coded_call *c)
 {
 	const struct moe_coded_panel *p = c->p;
 	int64_t kp = c->seg->k;
 	const uint8_t *codes = p->codes;
 	const uint16_t *x = (const uint16_t *)c->seg->x + c->seg->col * rows;
-	__m512 values = _mm512_loadu_ps(p->coding->format->values), sum[2][FUSED_ROWS][4];
+	__m512 values = _mm512_loadu_ps(p->coding->format->values), sum[2][FWD_ROWS][4];
+	uint16_t *kept = c->keep;
 
 	coded_begin(rows, sets, sum);
 	for (int64_t group = 0, k = 0; k < kp; group++) {
@@ -31,22 +32,66 @@ INLINE void tile4(const int rows, const int sets, const enum moe_dtype dtype,
 
 				_mm_prefetch((const char *)codes + FUSED_AHEAD, _MM_HINT_T0);
 #pragma GCC unroll 4
-				for (int z = 0; z < 4; z++)
+				for (int z = 0; z < 4; z++) {
 					v[z] = look_up4(table, codes, z);
+					if (keep)
+						_mm512_store_si512(kept + 32 * z, v[z]);
+				}
+				kept += keep ? 128 : 0;
 				coded_dots(rows, sum[s], v, x);
 			}
 	}
 	coded_finish(rows, sets, sum, c);
 }
 
-INLINE void tile8(const int rows, const int sets, const enum moe_dtype dtype,
+INLINE void more4(const int rows, const bool keep, const enum moe_dtype dtype,
 		  const struct coded_call *c)
 {
 	const struct moe_coded_panel *p = c->p;
 	int64_t kp = c->seg->k;
 	const uint8_t *codes = p->codes;
 	const uint16_t *x = (const uint16_t *)c->seg->x + c->seg->col * rows;
-	__m512 sum[2][FUSED_ROWS][4];
+	struct coded_tables *t = c->tables;
+	__m512 sum[2][FWD_ROWS][4];
+	uint16_t *kept = c->keep;
+
+	coded_begin(rows, 1, sum);
+	for (int64_t group = 0, k = 0; k < kp; group++) {
+		int64_t end = coded_end(p, group, kp);
+		__m512 values = _mm512_loadu_ps(p->coding->format->values);
+
+		_mm512_store_ps(t->scale, scales_of(p, dtype, group));
+		if (p->coding->zero) {
+			moe_coded_zeros(p, group, t->zero);
+			memory_tables4(values, t->scale, t->zero, t->table);
+		} else {
+			memory_tables4(values, t->scale, NULL, t->table);
+		}
+		for (; k < end; k += 8, codes += 64, x += 8 * rows) {
+			_mm_prefetch((const char *)codes + FUSED_AHEAD, _MM_HINT_T0);
+#pragma GCC unroll 4
+			for (int z = 0; z < 4; z++) {
+				__m512i w = look_up4(t->table, codes, z);
+
+				if (keep)
+					_mm512_store_si512(kept + 32 * z, w);
+				coded_dot(rows, sum[0], z, w, x);
+			}
+			kept += keep ? 128 : 0;
+		}
+	}
+	coded_finish(rows, 1, sum, c);
+}
+
+INLINE void few8(const int rows, const int sets, const bool keep, const enum moe_dtype dtype,
+		 const struct coded_call *c)
+{
+	const struct moe_coded_panel *p = c->p;
+	int64_t kp = c->seg->k;
+	const uint8_t *codes = p->codes;
+	const uint16_t *x = (const uint16_t *)c->seg->x + c->seg->col * rows;
+	__m512 sum[2][FWD_ROWS][4];
+	uint16_t *kept = c->keep;
 
 	coded_begin(rows, sets, sum);
 	for (int64_t group = 0, k = 0; k < kp; group++) {
@@ -62,28 +107,94 @@ INLINE void tile8(const int rows, const int sets, const enum moe_dtype dtype,
 				_mm_prefetch((const char *)codes + FUSED_AHEAD, _MM_HINT_T0);
 				_mm_prefetch((const char *)codes + FUSED_AHEAD + 64, _MM_HINT_T0);
 #pragma GCC unroll 4
-				for (int j = 0; j < 4; j++)
+				for (int j = 0; j < 4; j++) {
 					v[j] = integers(codes, scale, j);
+					if (keep)
+						_mm512_store_si512(kept + 32 * j, v[j]);
+				}
+				kept += keep ? 128 : 0;
 				coded_dots(rows, sum[s], v, x);
 			}
 	}
 	coded_finish(rows, sets, sum, c);
 }
 
-typedef void (*coded_fn)(const struct coded_call *c);
+/* integers, two rows at a time: their scales have 8 lanes each */
+INLINE __m512i row_integers(const uint8_t *codes, const struct coded_tables *t, const int j)
+{
+	__m128i a = _mm_load_si128((const __m128i *)(codes + 16 * j));
+	__m128i b = _mm_load_si128((const __m128i *)(codes + 64 + 16 * j));
+	__m512 f0 = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_unpacklo_epi32(a, b)));
+	__m512 f1 = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_unpackhi_epi32(a, b)));
 
-#define TILE(bits, rows, sets, dtype)                                                              \
-	NOINLINE void tile##bits##_##rows##_##dtype(const struct coded_call *c)                    \
+	return two(_mm512_mul_ps(f0, _mm512_castsi512_ps(t->table[2 * j])),
+		   _mm512_mul_ps(f1, _mm512_castsi512_ps(t->table[2 * j + 1])));
+}
+
+INLINE void more8(const int rows, const bool keep, const enum moe_dtype dtype,
+		  const struct coded_call *c)
+{
+	const struct moe_coded_panel *p = c->p;
+	int64_t kp = c->seg->k;
+	const uint8_t *codes = p->codes;
+	const uint16_t *x = (const uint16_t *)c->seg->x + c->seg->col * rows;
+	struct coded_tables *t = c->tables;
+	__m512 sum[2][FWD_ROWS][4];
+	uint16_t *kept = c->keep;
+
+	coded_begin(rows, 1, sum);
+	for (int64_t group = 0, k = 0; k < kp; group++) {
+		int64_t end = coded_end(p, group, kp);
+
+		_mm512_store_ps(t->scale, scales_of(p, dtype, group));
+#pragma GCC unroll 8
+		for (int i = 0; i < 8; i++)
+			t->table[i] = _mm512_castps_si512(
+				_mm512_mask_blend_ps(0xff00, _mm512_set1_ps(t->scale[2 * i]),
+						     _mm512_set1_ps(t->scale[2 * i + 1])));
+		for (; k < end; k += 8, codes += 128, x += 8 * rows) {
+			_mm_prefetch((const char *)codes + FUSED_AHEAD, _MM_HINT_T0);
+			_mm_prefetch((const char *)codes + FUSED_AHEAD + 64, _MM_HINT_T0);
+#pragma GCC unroll 4
+			for (int j = 0; j < 4; j++) {
+				__m512i w = row_integers(codes, t, j);
+
+				if (keep)
+					_mm512_store_si512(kept + 32 * j, w);
+				coded_dot(rows, sum[0], j, w, x);
+			}
+			kept += keep ? 128 : 0;
+		}
+	}
+	coded_finish(rows, 1, sum, c);
+}
+
+#define FEW(bits, rows, sets, keep, dtype)                                                         \
+	NOINLINE void few##bits##_##rows##_##keep##_##dtype(const struct coded_call *c)            \
 	{                                                                                          \
-		tile##bits(rows, sets, dtype, c);                                                  \
+		few##bits(rows, sets, keep, dtype, c);                                             \
+	}
+#define MORE(bits, rows, keep, dtype)                                                              \
+	NOINLINE void more##bits##_##rows##_##keep##_##dtype(const struct coded_call *c)           \
+	{                                                                                          \
+		more##bits(rows, keep, dtype, c);                                                  \
 	}
 #define TILES(bits, dtype)                                                                         \
-	TILE(bits, 1, 2, dtype)                                                                    \
-	TILE(bits, 2, 1, dtype) TILE(bits, 3, 1, dtype) TILE(bits, 4, 1, dtype)
+	FEW(bits, 1, 2, 0, dtype)                                                                  \
+	FEW(bits, 2, 1, 0, dtype)                                                                  \
+	FEW(bits, 3, 1, 0, dtype)                                                                  \
+	FEW(bits, 4, 1, 0, dtype)                                                                  \
+	FEW(bits, 4, 1, 1, dtype)                                                                  \
+	MORE(bits, 5, 0, dtype)                                                                    \
+	MORE(bits, 5, 1, dtype)                                                                    \
+	MORE(bits, 6, 0, dtype)                                                                    \
+	MORE(bits, 6, 1, dtype)
 #define NAMES(bits, dtype)                                                                         \
 	{                                                                                          \
-		NULL, tile##bits##_1_##dtype, tile##bits##_2_##dtype, tile##bits##_3_##dtype,      \
-			tile##bits##_4_##dtype                                                     \
+		{ NULL, few##bits##_1_0_##dtype, few##bits##_2_0_##dtype, few##bits##_3_0_##dtype, \
+		  few##bits##_4_0_##dtype, more##bits##_5_0_##dtype, more##bits##_6_0_##dtype },   \
+			{ NULL, NULL, NULL, NULL, few##bits##_4_1_##dtype,                         \
+			  more##bits##_5_1_##dtype, more##bits##_6_1_##dtype }                     \
 	}
 
 TILES(4, MOE_F32)
@@ -93,27 +204,49 @@ TILES(4, MOE_U8) /* MOE_SCALE_UE8M0 */
 TILES(8, MOE_F32)
 TILES(8, MOE_BF16)
 
-static const coded_fn of4[4][FUSED_ROWS + 1] = { NAMES(4, MOE_F32), NAMES(4, MOE_BF16),
-						 NAMES(4, MOE_F16), NAMES(4, MOE_U8) };
-static const coded_fn of8[2][FUSED_ROWS + 1] = { NAMES(8, MOE_F32), NAMES(8, MOE_BF16) };
+/* By scales, whether more tiles follow, rows */
+static const coded_fn of4[4][2][FWD_ROWS + 1] = { NAMES(4, MOE_F32), NAMES(4, MOE_BF16),
+						  NAMES(4, MOE_F16), NAMES(4, MOE_U8) };
+static const coded_fn of8[2][2][FWD_ROWS + 1] = { NAMES(8, MOE_F32), NAMES(8, MOE_BF16) };
 
-bool avx512_bf16_fwd_coded(int m, const struct moe_coded_panel *p, const struct moe_fwd_seg *seg,
-			   int nseg, float *y, int64_t ldy, enum moe_out out)
+static coded_fn tile_of(int rows, bool keep, const struct moe_coded_panel *p)
 {
 	const struct moe_format *f = p->coding->format;
-	struct coded_call c = { p, seg, nseg, y, ldy, out_mode(out, y, ldy) };
 	enum moe_dtype scale = p->coding->scale;
 
-	if (m < 1 || m > FUSED_ROWS || !p->groups || !avx512_bf16_decodes(p) || !coded_even(p))
-		return false;
+	if (!p->groups || !avx512_bf16_decodes(p) || !coded_even(p))
+		return NULL;
 	if (f->codes == MOE_CODES_SIGN_MAGNITUDE)
-		return avx512_bf16_fwd_magnitudes(m, p, seg, nseg, y, ldy, c.out);
-	if (f->bits == 4) {
-		of4[scale == MOE_F32 ? 0 : scale == MOE_BF16 ? 1 : scale == MOE_F16 ? 2 : 3][m](&c);
-		return true;
-	}
+		return avx512_bf16_fwd_magnitudes(rows, keep, p);
+	if (f->bits == 4)
+		return of4[scale == MOE_F32    ? 0
+			   : scale == MOE_BF16 ? 1
+			   : scale == MOE_F16  ? 2
+					       : 3][keep][rows];
 	if (scale != MOE_F32 && scale != MOE_BF16)
+		return NULL;
+	return of8[scale == MOE_BF16][keep][rows];
+}
+
+bool avx512_bf16_fwd_coded(int m, const struct moe_coded_panel *p, const struct moe_fwd_seg *seg,
+			   int nseg, const uint16_t *next, float *y, int64_t ldy, enum moe_out out,
+			   uint16_t *buffer)
+{
+	struct tiles tiles = fwd_tiles(m);
+	int rows = tile_rows(&tiles, 0);
+	coded_fn tile = m > 0 ? tile_of(rows, m > rows, p) : NULL;
+	struct moe_fwd_seg rest[MOE_MAX_SEGS];
+	struct coded_tables tables;
+	struct coded_call c = { p, seg, nseg, y, ldy, out_mode(out, y, ldy), &tables, buffer };
+
+	if (!tile)
 		return false;
-	of8[scale == MOE_BF16][m](&c);
+	tile(&c);
+	if (m == rows)
+		return true;
+	for (int s = 0; s < nseg; s++)
+		rest[s] = seg[s];
+	rest[0].w = buffer;
+	avx512_bf16_fwd_from(1, m, rest, nseg, next, y, ldy, out);
 	return true;
 }

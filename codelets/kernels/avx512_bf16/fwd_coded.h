@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forward of up to FUSED_ROWS rows on quantised panels, decoded in registers: for so few rows
- * memory decides, and a decoded panel would be written and read once more. Sums are those of
- * fwd.c's tiles in the same order, so the bits are the same.
+ * Forward on quantised panels: the first tile of rows decodes in registers, multiplies, and leaves what it decoded to
+ * the other tiles in a buffer. Decoding hides under multiplying; as a pass of its own it would cost as much as five
+ * rows. Sums are those of fwd.c's tiles in the same order, so the bits are the same.
+ *
+ * Tiles of up to FEW_ROWS rows have registers for the tables. Larger ones read them from memory: struct coded_tables,
+ * in the caller's frame.
  */
 #ifndef MOE_CODELETS_KERNELS_AVX512_BF16_FWD_CODED_H
 #define MOE_CODELETS_KERNELS_AVX512_BF16_FWD_CODED_H
 
 #include "codelets/kernels/avx512_bf16/decode.h"
 
-#define FUSED_ROWS 4
+#define FEW_ROWS 4	 /* also the fewest rows of a tile that others follow */
 #define FUSED_AHEAD 4096 /* bytes from a read to its prefetch, into the next panel at the end */
 
 struct coded_call {
@@ -19,15 +22,26 @@ struct coded_call {
 	float *y;
 	int64_t ldy;
 	enum moe_out out;
+	struct coded_tables *tables;
+	uint16_t *keep; /* the decoded panel */
 };
+typedef void (*coded_fn)(const struct coded_call *c);
+
+/* fwd_coded_vbmi.c: the tile of FP8, or NULL where the panel's rows have different scales */
+coded_fn avx512_bf16_fwd_magnitudes(int rows, bool keep, const struct moe_coded_panel *p);
+
+INLINE __m512i coded_x(const uint16_t *x)
+{
+	return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)x));
+}
 
 /* One step: 4 vectors of 4 rows n x 8 k against `rows` rows of x */
-INLINE void coded_dots(const int rows, __m512 sum[FUSED_ROWS][4], const __m512i w[4],
+INLINE void coded_dots(const int rows, __m512 sum[FWD_ROWS][4], const __m512i w[4],
 		       const uint16_t *x)
 {
-#pragma GCC unroll 4
+#pragma GCC unroll 6
 	for (int i = 0; i < rows; i++) {
-		__m512i v = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(x + 8 * i)));
+		__m512i v = coded_x(x + 8 * i);
 
 #pragma GCC unroll 4
 		for (int j = 0; j < 4; j++)
@@ -35,8 +49,18 @@ INLINE void coded_dots(const int rows, __m512 sum[FUSED_ROWS][4], const __m512i 
 	}
 }
 
+/* One of the 4 vectors. Nothing that was read stays in registers: there are none. */
+INLINE void coded_dot(const int rows, __m512 sum[FWD_ROWS][4], const int j, __m512i w,
+		      const uint16_t *x)
+{
+#pragma GCC unroll 6
+	for (int i = 0; i < rows; i++)
+		sum[i][j] = dot_bf16(sum[i][j], w, coded_x(x + 8 * i));
+	__asm__ volatile("" ::: "memory");
+}
+
 /* The plain segments that follow (LoRA), then the results. */
-INLINE void coded_finish(const int rows, const int sets, __m512 sum[2][FUSED_ROWS][4],
+INLINE void coded_finish(const int rows, const int sets, __m512 sum[2][FWD_ROWS][4],
 			 const struct coded_call *c)
 {
 	for (int s = 1; s < c->nseg; s++) {
@@ -54,7 +78,7 @@ INLINE void coded_finish(const int rows, const int sets, __m512 sum[2][FUSED_ROW
 				coded_dots(rows, sum[t], v, x);
 			}
 	}
-#pragma GCC unroll 4
+#pragma GCC unroll 6
 	for (int i = 0; i < rows; i++) {
 #pragma GCC unroll 4
 		for (int j = 0; j < 4 && sets == 2; j++)
@@ -63,11 +87,11 @@ INLINE void coded_finish(const int rows, const int sets, __m512 sum[2][FUSED_ROW
 	}
 }
 
-INLINE void coded_begin(const int rows, const int sets, __m512 sum[2][FUSED_ROWS][4])
+INLINE void coded_begin(const int rows, const int sets, __m512 sum[2][FWD_ROWS][4])
 {
 #pragma GCC unroll 2
 	for (int s = 0; s < sets; s++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
 		for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
 			for (int j = 0; j < 4; j++)

@@ -7,9 +7,9 @@
 #ifndef MOE_CODELETS_KERNELS_FMA_FMA_H
 #define MOE_CODELETS_KERNELS_FMA_FMA_H
 
+#include "codelets/kernels/fma/fma_decode.h"
 #include "codelets/kernels/fma/fma_grad.h"
 #include "codelets/kernels/fma/fma_swiglu.h"
-#include "codelets/kernels/packed/coded.h"
 
 static void fma_fence(void)
 {
@@ -32,7 +32,8 @@ static double fma_peak(int64_t iterations)
 
 #define FMA_TILES                                                                                  \
 	.layout = MOE_LAYOUT_BLOCKS8, .panel_bytes = 4, .pair_bytes = 4, .lora_pad = 16,           \
-	.decode = moe_coded_decode, .pack_fwd_bf16 = fma_pack_fwd_bf16, .pack_fwd = fma_pack_fwd, .pack_bwd = fma_pack_bwd,    \
+	.decode = fma_decode, .pack_fwd_bf16 = fma_pack_fwd_bf16, .pack_fwd = fma_pack_fwd,        \
+	.pack_bwd = fma_pack_bwd,                                                                  \
 	.unpack_fwd = fma_unpack_fwd, .unpack_bwd = fma_unpack_bwd, .fwd = fma_fwd,                \
 	.bwd_columns = fma_bwd_columns, .bwd_scratch = fma_bwd_scratch, .bwd = fma_bwd,            \
 	.pairs = fma_pairs, .pairs_bf16 = fma_pairs_bf16, .grad = fma_grad, .swiglu = fma_swiglu,  \

@@ -362,7 +362,7 @@ void moe_forward(const struct moe_tiles *t, int m, const struct moe_weight *W, i
 	if (moe_is_coded(W) && t->fwd_coded) {
 		struct moe_coded_panel p = moe_coded_panel(W, index);
 
-		if (t->fwd_coded(m, &p, seg, nseg, y, ldy, out))
+		if (t->fwd_coded(m, &p, seg, nseg, next, y, ldy, out, buffer))
 			return;
 	}
 	seg->w = moe_forward_panel(t, W, index, buffer);
@@ -399,6 +399,16 @@ void moe_backward_slice(const struct moe_tiles *t, int m, const struct moe_weigh
 		p.zero += stride;
 		p.codes += stride;
 	}
+}
+
+int moe_backward_columns(const struct moe_tiles *t, int m, const struct moe_weight *W, int64_t n)
+{
+	struct moe_coded_panel p;
+
+	if (!moe_is_coded(W))
+		return t->bwd_columns(m);
+	p = moe_coded_panel(W, 0);
+	return t->bwd_takes && t->bwd_takes(m, &p) ? t->bwd_columns(m) : moe_coded_columns(n);
 }
 
 int moe_coded_columns(int64_t n)

@@ -116,6 +116,8 @@ const uint16_t *moe_panel_address(const struct moe_weight *W, int64_t index);
 void moe_backward_slice(const struct moe_tiles *t, int m, const struct moe_weight *W, int64_t first,
 			int64_t n, int64_t col, int64_t width, uint16_t *buffer,
 			struct moe_coded_slice *slice, struct moe_bwd_seg *seg);
+/* Columns of W, whose rows share the scratch with others to be n, that a backward of m rows takes at a time. */
+int moe_backward_columns(const struct moe_tiles *t, int m, const struct moe_weight *W, int64_t n);
 /*
  * How many columns a backward decodes at a time, where `n` rows of weights share the scratch; and
  * the scratch of up to n rows, a multiple of MOE_PACK_N.

@@ -176,7 +176,7 @@ static const uint16_t *columns_after(const struct moe_weight *w, const struct mo
 /* Columns of W that one call of bwd takes. */
 static int step_of(const struct moe_tiles *t, const struct moe_weight *W, int m)
 {
-	return moe_is_coded(W) ? moe_coded_columns(moe_round_up(W->n, MOE_PACK_N)) : t->bwd_columns(m);
+	return moe_backward_columns(t, m, W, moe_round_up(W->n, MOE_PACK_N));
 }
 
 /* dh of `width` columns into step */
@@ -442,8 +442,9 @@ void moe_packed_expert_gate_up_bwd(const struct moe_tiles *t, const struct moe_e
 	struct moe_expert_scratch s = moe_expert_scratch_of(t, e, w, scratch);
 	int64_t n = moe_round_up(w->I, MOE_PACK_N);
 	int64_t begin = (int64_t)c0 * MOE_CHUNK, end = MOE_MIN((int64_t)c1 * MOE_CHUNK, d.H);
-	bool coded = moe_is_coded(&e->gate), fused = moe_lora_fused(e, w);
-	int step = coded ? moe_coded_columns(2 * n) : t->bwd_columns(w->m);
+	bool fused = moe_lora_fused(e, w);
+	int step = MOE_MIN(moe_backward_columns(t, w->m, &e->gate, 2 * n),
+			   moe_backward_columns(t, w->m, &e->up, 2 * n));
 
 	if (e->gate_t.data) {
 		gate_up_bwd_t(t, e, w, c0, c1, scratch);

@@ -6,11 +6,13 @@
 #include "codelets/kernels/packed/tiles.h"
 
 /*
- * 128 bytes between panels whose stride is a multiple of 2 KB, which would put all panels of a
- * column in a half of the L1's sets or fewer. Narrower or odd ones have no gap: one costs 4 % where
- * k is 96, a Qwen3-30B expert's share of 8 parts.
+ * 192 bytes between panels whose stride is a multiple of 2 KB, which would put all panels of a
+ * column in a half of the L1's sets or fewer. With 128 bytes and k = 2048 the 96 panels of a slice
+ * share too few sets of an L2 of 1 MB with the next slice; from 256 bytes on the forward of a few
+ * rows loses (Zen 4; measured in docs/kernels.md). Narrower or odd panels have no gap: one costs
+ * 4 % where k is 96, a Qwen3-30B expert's share of 8 parts.
  */
-#define MOE_PACK_GAP 64
+#define MOE_PACK_GAP 96
 
 static inline int64_t moe_round_up(int64_t n, int64_t to)
 {

@@ -207,7 +207,7 @@ void moe_packed_linear_bwd(const struct moe_tiles *t, moe_pack_rows *pack, int m
 			   void *scratch)
 {
 	int64_t np = moe_round_up(W->n, MOE_PACK_N), kp = moe_round_up(W->k, MOE_PACK_K);
-	int r = lora ? lora->r : 0, step = moe_is_coded(W) ? moe_coded_columns(np) : t->bwd_columns(m);
+	int r = lora ? lora->r : 0, step = moe_backward_columns(t, m, W, np);
 	int64_t rp = moe_round_up(r, t->lora_pad);
 	struct moe_carver c = { .base = scratch };
 	bool fused = r && !drops(lora);
@@ -292,5 +292,59 @@ void moe_packed_linear_lora_grad(const struct moe_tiles *t, moe_pack_rows *pack,
 		moe_pair_strip(t, m, dy + j, lddy, NULL, width, s.tile, s.pair_dy);
 		t->grad(m, s.pair_dy, moe_round_up(width, 16), width, s.pair_thin, rp, r,
 			lora->scale, gb + j * r, r, MOE_OUT_ADD);
+	}
+}
+
+struct grad_scratch {
+	void *dy, *x; /* pair arrays of MOE_CHUNK and GRAD_STRIP columns */
+	float *rows;  /* [m, MOE_CHUNK] where columns are not a multiple of 16 */
+};
+
+static struct grad_scratch carve_grad(const struct moe_tiles *t, struct moe_carver *c, int m)
+{
+	size_t M = (size_t)m + (size_t)m % 2;
+	struct grad_scratch s;
+
+	s.dy = moe_carve(c, M * MOE_CHUNK * (size_t)t->pair_bytes);
+	s.x = moe_carve(c, M * GRAD_STRIP * (size_t)t->pair_bytes);
+	s.rows = moe_carve(c, M * MOE_CHUNK * sizeof(float));
+	return s;
+}
+
+size_t moe_packed_linear_grad_scratch(const struct moe_tiles *t, int m, int64_t n, int64_t k)
+{
+	struct moe_carver c = { 0 };
+
+	(void)n, (void)k;
+	carve_grad(t, &c, m);
+	return c.used;
+}
+
+/* x is paired again per chunk of n: of a slice of an array there are few */
+void moe_packed_linear_weight_grad(const struct moe_tiles *t, int m, int64_t n, int64_t k,
+				   const float *x, int64_t ldx, const float *dy, int64_t lddy,
+				   float *g, enum moe_weight_use use, void *scratch)
+{
+	struct moe_carver c = { .base = scratch };
+	struct grad_scratch s;
+
+	if (use == MOE_USE_EXACT) {
+		ref_linear_weight_grad(m, n, k, x, ldx, dy, lddy, g, use, scratch);
+		return;
+	}
+	if (m <= 0)
+		return;
+	s = carve_grad(t, &c, m);
+	for (int64_t i = 0; i < n; i += MOE_CHUNK) {
+		int rows = (int)MOE_MIN(MOE_CHUNK, n - i);
+
+		moe_pair_strip(t, m, dy + i, lddy, NULL, rows, s.rows, s.dy);
+		for (int64_t j = 0; j < k; j += GRAD_STRIP) {
+			int width = (int)MOE_MIN(GRAD_STRIP, k - j);
+
+			moe_pair_strip(t, m, x + j, ldx, NULL, width, s.rows, s.x);
+			t->grad(m, s.dy, moe_round_up(rows, 16), rows, s.x, moe_round_up(width, 16), width, 1,
+				g + i * k + j, k, MOE_OUT_ADD);
+		}
 	}
 }

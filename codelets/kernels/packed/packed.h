@@ -53,6 +53,10 @@ void moe_packed_linear_lora_grad(const struct moe_tiles *t, moe_pack_rows *pack,
 				 int64_t k, const float *x, int64_t ldx, const float *dy,
 				 int64_t lddy, const struct moe_lora *lora, float *ga, float *gb,
 				 void *scratch);
+size_t moe_packed_linear_grad_scratch(const struct moe_tiles *t, int m, int64_t n, int64_t k);
+void moe_packed_linear_weight_grad(const struct moe_tiles *t, int m, int64_t n, int64_t k,
+				   const float *x, int64_t ldx, const float *dy, int64_t lddy,
+				   float *g, enum moe_weight_use use, void *scratch);
 
 /* attention.c */
 struct moe_attention_ops {

@@ -58,6 +58,11 @@ MOE_BIND_WITH(OWN(pack_rows), linear_lora_grad,
 	      (int m, int64_t n, int64_t k, const float *x, int64_t ldx, const float *dy,
 	       int64_t lddy, const struct moe_lora *lora, float *ga, float *gb, void *scratch),
 	      m, n, k, x, ldx, dy, lddy, lora, ga, gb, scratch)
+MOE_BIND(size_t, linear_grad_scratch, (int m, int64_t n, int64_t k), m, n, k)
+MOE_BIND(void, linear_weight_grad,
+	 (int m, int64_t n, int64_t k, const float *x, int64_t ldx, const float *dy, int64_t lddy,
+	  float *g, enum moe_weight_use use, void *scratch),
+	 m, n, k, x, ldx, dy, lddy, g, use, scratch)
 MOE_BIND(size_t, attention_scratch, (int dim), dim)
 
 static const struct moe_attention_ops attention_ops = {
@@ -118,7 +123,9 @@ MOE_BIND_GRAD(expert_weight_grad)
 	.lora_pack = bound_lora_pack, .weight_transpose = bound_weight_transpose,                  \
 	.lora_pack_t = bound_lora_pack_t, .linear_scratch = bound_linear_scratch,                  \
 	.linear = bound_linear, .linear_bwd = bound_linear_bwd,                                    \
-	.linear_lora_grad = bound_linear_lora_grad, .linear_weight_grad = ref_linear_weight_grad,  \
+	.linear_lora_grad = bound_linear_lora_grad,                                                \
+	.linear_grad_scratch = bound_linear_grad_scratch,                                          \
+	.linear_weight_grad = bound_linear_weight_grad,                                            \
 	.attention_scratch = bound_attention_scratch, .attention = bound_attention,                \
 	.attention_centre = bound_attention_centre, .attention_bwd_q = bound_attention_bwd_q,      \
 	.attention_bwd_kv = bound_attention_bwd_kv, .expert_scratch = bound_expert_scratch,        \

@@ -96,11 +96,12 @@ struct moe_tiles {
 	void (*decode)(const struct moe_coded_panel *p, int64_t k0, int64_t k, uint16_t *dst);
 
 	/*
-	 * fwd on a quantised panel for as few rows as it is fast for: seg[0].w is not read, later segments are plain.
-	 * false: not done (too many rows, another coding). The bits are those of decode and fwd. NULL: never.
+	 * fwd on a quantised panel that it decodes itself: seg[0].w is not read, later segments are plain; buffer: 16 kp
+	 * elements that it may use. false: not done (another coding). The bits are those of decode and fwd. NULL: never.
 	 */
 	bool (*fwd_coded)(int m, const struct moe_coded_panel *p, const struct moe_fwd_seg *seg,
-			  int nseg, float *y, int64_t ldy, enum moe_out out);
+			  int nseg, const uint16_t *next, float *y, int64_t ldy, enum moe_out out,
+			  uint16_t *buffer);
 
 	/*
 	 * Integer dot products (packed/ints.h); NULL: none. ints: the CPU has what they take; NULL: it has. All tables

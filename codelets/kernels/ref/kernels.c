@@ -24,6 +24,7 @@ const struct moe_kernels moe_kernels_ref = {
 	.linear = ref_linear,
 	.linear_bwd = ref_linear_bwd,
 	.linear_lora_grad = ref_linear_lora_grad,
+	.linear_grad_scratch = ref_linear_grad_scratch,
 	.linear_weight_grad = ref_linear_weight_grad,
 	.attention_scratch = ref_attention_scratch,
 	.attention = ref_attention,

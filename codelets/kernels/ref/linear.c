@@ -124,9 +124,17 @@ void ref_linear_lora_grad(int m, int64_t n, int64_t k, const float *x, int64_t l
 			    gb + c * r, r);
 }
 
-void ref_linear_weight_grad(int m, int64_t n, int64_t k, const float *x, int64_t ldx,
-			    const float *dy, int64_t lddy, float *g)
+size_t ref_linear_grad_scratch(int m, int64_t n, int64_t k)
 {
+	(void)m, (void)n, (void)k;
+	return 0;
+}
+
+void ref_linear_weight_grad(int m, int64_t n, int64_t k, const float *x, int64_t ldx,
+			    const float *dy, int64_t lddy, float *g, enum moe_weight_use use,
+			    void *scratch)
+{
+	(void)use, (void)scratch;
 	for (int64_t c = 0; c < n; c += MOE_CHUNK)
 		ref_gemm_tn(MOE_MIN(MOE_CHUNK, n - c), k, m, 1.0f, dy + c, lddy, x, ldx, 1.0f,
 			    g + c * k, k);

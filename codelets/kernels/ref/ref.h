@@ -27,8 +27,10 @@ void ref_linear_bwd(int m, const struct moe_weight *W, const float *dy, int64_t 
 void ref_linear_lora_grad(int m, int64_t n, int64_t k, const float *x, int64_t ldx, const float *dy,
 			  int64_t lddy, const struct moe_lora *lora, float *ga, float *gb,
 			  void *scratch);
+size_t ref_linear_grad_scratch(int m, int64_t n, int64_t k);
 void ref_linear_weight_grad(int m, int64_t n, int64_t k, const float *x, int64_t ldx,
-			    const float *dy, int64_t lddy, float *g);
+			    const float *dy, int64_t lddy, float *g, enum moe_weight_use use,
+			    void *scratch);
 
 /* attention.c */
 size_t ref_attention_scratch(int dim);

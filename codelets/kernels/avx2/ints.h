@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ints.c: struct moe_tiles.int_block and fwd_ints */
+#ifndef MOE_CODELETS_KERNELS_AVX2_INTS_H
+#define MOE_CODELETS_KERNELS_AVX2_INTS_H
+
+#include "codelets/kernels/packed/ints.h"
+
+void avx2_int_block(int rows, int planes, int n, const float *x, int64_t ld, int8_t *q,
+		    int32_t *sum, float *scale);
+void avx2_fwd_ints(const struct moe_int_rows *x, const struct moe_coded_panel *p, const char *next,
+		   float *y, int64_t ldy, enum moe_out out);
+
+#endif
