@@ -208,6 +208,16 @@ static struct matrix_bytes matrix_bytes(const struct moe_experts_shape *s, enum 
 	return b;
 }
 
+/* Matrices of experts, one after the other. */
+static void place(struct moe_experts_part *part, int E, char *base, const struct matrix_bytes *b)
+{
+	for (int i = 0; base && i < E; i++, base += b->all) {
+		part->gate[i].data = base;
+		part->up[i].data = base + b->gate;
+		part->down[i].data = base + b->gate + b->up;
+	}
+}
+
 static void weights_alloc(struct moe_engine *e, struct moe_experts *l,
 			  const struct moe_experts_shape *s, int p, enum moe_dtype dtype,
 			  enum moe_status *st)
@@ -221,14 +231,49 @@ static void weights_alloc(struct moe_engine *e, struct moe_experts *l,
 		*st = moe_fail(MOE_ERR_NOMEM, "no memory for a layer");
 		return;
 	}
-	base = take(e, (size_t)l->E * b.all, p, "weights", st);
 	part->up = part->gate + l->E;
 	part->down = part->up + l->E;
-	for (int i = 0; base && i < l->E; i++, base += b.all) {
-		part->gate[i].data = base;
-		part->up[i].data = base + b.gate;
-		part->down[i].data = base + b.gate + b.up;
+	if (s->coded_later)
+		return;
+	base = take(e, (size_t)l->E * b.all, p, "weights", st);
+	place(part, l->E, base, &b);
+}
+
+static void describe_coded(struct moe_experts *l, const struct moe_coding *coding)
+{
+	for (int i = 0; i < MOE_EXPERT_MATRICES * l->E; i++) {
+		enum moe_expert_matrix which = (enum moe_expert_matrix)(i % MOE_EXPERT_MATRICES);
+		struct moe_quantised q = { .coding = coding[which], .rows = coding[which].rows };
+
+		q.n = which == MOE_DOWN ? l->H : l->I;
+		q.k = which == MOE_DOWN ? l->I : l->H;
+		for (int p = 0; p < l->P; p++)
+			moe_experts_pack_coded(l, which, i / MOE_EXPERT_MATRICES, p, &q, 0, 1);
 	}
+}
+
+enum moe_status moe_experts_take_coded(struct moe_engine *e, struct moe_experts *l, const struct moe_coding *coding)
+{
+	const struct moe_experts_shape s = { .E = l->E, .H = l->H, .I = l->I, .coding = coding,
+					     .train_base = l->part[0].base[MOE_GATE].m != NULL };
+	enum moe_status st = MOE_OK;
+
+	l->requantise = requantise_of(&s, l->P);
+	for (int p = 0; st == MOE_OK && p < l->P; p++) {
+		struct moe_experts_part *part = &l->part[p];
+		struct matrix_bytes b = matrix_bytes(&s, MOE_U8, part->i0, part->I);
+
+		moe_memory_free(e, part->gate[0].data); /* of a load that failed */
+		part->gate[0].data = NULL;
+		place(part, l->E, take(e, (size_t)l->E * b.all, p, "weights", &st), &b);
+		for (int i = 0; i < MOE_EXPERT_MATRICES; i++)
+			part->base[i].weight = l->requantise == MOE_REQUANTISE_PARTS
+						       ? matrices_of(part, (enum moe_expert_matrix)i)
+						       : NULL;
+	}
+	if (st == MOE_OK)
+		describe_coded(l, coding);
+	return st;
 }
 
 static void part_alloc(struct moe_engine *e, struct moe_experts *l,

@@ -569,7 +569,7 @@ enum moe_status moe_task_requantise(const struct moe_context *c, const struct mo
 {
 	const struct moe_experts *e = a->layer;
 	struct moe_access_list l = { .n = 0 };
-	bool source = a->source[MOE_GATE] && a->source[MOE_UP] && a->source[MOE_DOWN];
+	bool source = a->coded[MOE_GATE] || (a->source[MOE_GATE] && a->source[MOE_UP] && a->source[MOE_DOWN]);
 
 	if (!e || !e->requantise || a->part >= 0 || a->group < 0 || a->group >= e->G ||
 	    2 * n > MOE_MAX_TASK_HANDLES)
@@ -587,7 +587,7 @@ enum moe_status moe_task_repack(const struct moe_context *c, const struct moe_re
 {
 	struct moe_access_list l = { .n = 0 };
 	const struct moe_experts *e = a->layer;
-	bool source = a->source[MOE_GATE] && a->source[MOE_UP] && a->source[MOE_DOWN];
+	bool source = a->coded[MOE_GATE] || (a->source[MOE_GATE] && a->source[MOE_UP] && a->source[MOE_DOWN]);
 
 	if (!e || a->part < 0 || a->part >= e->P || a->group < 0 || a->group >= e->G)
 		return moe_fail(MOE_ERR_ARG, "repack: part %d, group %d of %d, %d", a->part, a->group,
