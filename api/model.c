@@ -7,6 +7,8 @@
 #include "codelets/ffn_bwd.h"
 #include "codelets/ffn_lora_grad.h"
 #include "model/adapters/adapter_form.h"
+#include "model/kt_experts.h"
+#include "model/readers/gguf.h"
 
 #include <math.h>
 
@@ -55,6 +57,7 @@ static enum moe_status take_params(struct moe_model *m, const struct moe_model_p
 	m->params.dir = moe_strdup(p->dir);
 	m->params.adapter = NULL;
 	m->params.lora_targets = NULL;
+	m->params.kt_weights = NULL;
 	if (!m->params.dir)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for a model");
 	MOE_TRY(moe_model_check_method(m));
@@ -192,7 +195,8 @@ static enum moe_status load_shape(struct moe_model *m, const char *targets)
 	return make_runtime(m);
 }
 
-static enum moe_status load(struct moe_model *m, const char *adapter_dir, const char *targets)
+static enum moe_status load(struct moe_model *m, const char *adapter_dir, const char *targets,
+			    const char *kt_weights)
 {
 	struct moe_safetensors *st = NULL;
 	struct moe_adapter *adapter = NULL;
@@ -205,12 +209,19 @@ static enum moe_status load(struct moe_model *m, const char *adapter_dir, const 
 				"%s: model_type '%s' can be estimated, not opened: %s are not in this "
 				"version yet",
 				m->params.dir, m->arch.name, m->arch.reader->estimate_only);
+	if (m->params.method != MOE_METHOD_LORA && moe_gguf_is(m->params.dir))
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"%s: a GGUF file's weights stay as they are: method lora trains an adapter on them; for others "
+				"convert it first (moesaic convert %s DIR --weights bf16)",
+				m->params.dir, m->params.dir);
 	if (adapter_dir)
 		MOE_TRY_GOTO(moe_adapter_read(adapter_dir, &adapter), status, out);
 	MOE_TRY_GOTO(moe_model_plan_lora(m, adapter), status, out);
 	MOE_TRY_GOTO(check_dropout(m), status, out);
 	m->params.lora_targets = NULL;
 	MOE_TRY_GOTO(moe_safetensors_open(m->params.dir, &st), status, out);
+	if (kt_weights)
+		MOE_TRY_GOTO(moe_kt_put_experts(st, kt_weights, &m->arch), status, out);
 	MOE_TRY_GOTO(moe_model_shape(m), status, out);
 	MOE_TRY_GOTO(moe_model_plan_memory(m, st), status, out);
 	MOE_TRY_GOTO(moe_model_load_weights(m, st), status, out);
@@ -262,7 +273,7 @@ enum moe_status moe_model_open(struct moe_engine *engine, const struct moe_model
 	if (moe_engine_is_dry(engine))
 		st = load_shape(m, params->lora_targets);
 	else
-		st = load(m, params->adapter, params->lora_targets);
+		st = load(m, params->adapter, params->lora_targets, params->kt_weights);
 	if (st != MOE_OK)
 		goto fail;
 	touch(m);

@@ -64,6 +64,7 @@ struct moe_model {
 	struct moe_memory_plan plan;
 	int group_size; /* experts per task */
 	const struct moe_format *convert; /* params.weights, or NULL */
+	bool expand;			  /* quantised experts become bf16 */
 	const struct moe_format *format;  /* of the experts, NULL: plain */
 	struct moe_backward_choice backward;
 	char backward_text[32];

@@ -23,7 +23,8 @@ static enum moe_status read_to(struct moe_fetch *f, const void *from, size_t byt
 	return MOE_OK;
 }
 
-enum moe_status moe_fetch_bytes(struct moe_fetch *f, const void *from, size_t bytes, const void **out)
+enum moe_status moe_fetch_bytes(struct moe_fetch *f, const void *from, size_t bytes,
+				const void **out)
 {
 	MOE_TRY(grow(f, MOE_MAX(bytes, 1)));
 	*out = f->data;
@@ -35,15 +36,17 @@ bool moe_fetch_has_rows(const struct moe_quantised *q)
 	int64_t blocks = (q->n + q->rows - 1) / q->rows;
 
 	/* transposed layouts have columns / 8 or groups first: no format has groups of 8 columns */
-	return q->codes.shape[0] == q->n && q->scale.shape[0] == blocks && (!q->zero.data || q->zero.shape[0] == blocks);
+	return q->codes.shape[0] == q->n && q->scale.shape[0] == blocks &&
+	       (!q->zero.data || q->zero.shape[0] == blocks);
 }
 
 /* Rows from..from+n of the first dimension. */
 static size_t cut(struct moe_array *a, int64_t from, int64_t n)
 {
-	size_t row = a->data && a->shape[0] ? (size_t)(moe_shape_count(a->ndim, a->shape) / a->shape[0]) *
-						      moe_dtype_size(a->dtype)
-					    : 0;
+	size_t row = a->data && a->shape[0]
+			     ? (size_t)(moe_shape_count(a->ndim, a->shape) / a->shape[0]) *
+				       moe_dtype_size(a->dtype)
+			     : 0;
 
 	if (!a->data)
 		return 0;
@@ -52,8 +55,8 @@ static size_t cut(struct moe_array *a, int64_t from, int64_t n)
 	return (size_t)n * row;
 }
 
-enum moe_status moe_fetch_coded(struct moe_fetch *f, const struct moe_quantised *q, int64_t row0, int64_t rows,
-				struct moe_quantised *out, int64_t *first)
+enum moe_status moe_fetch_coded(struct moe_fetch *f, const struct moe_quantised *q, int64_t row0,
+				int64_t rows, struct moe_quantised *out, int64_t *first)
 {
 	struct moe_array *arrays[] = { &out->codes, &out->scale, &out->zero };
 	size_t bytes[MOE_COUNT(arrays)], all = 0, at = 0;
@@ -68,7 +71,13 @@ enum moe_status moe_fetch_coded(struct moe_fetch *f, const struct moe_quantised 
 	for (size_t i = 0; i < MOE_COUNT(arrays); i++) {
 		int64_t lines = arrays[i]->shape[0];
 
-		bytes[i] = cut(arrays[i], !part ? 0 : i ? from / q->rows : from, !part ? lines : i ? blocks : n);
+		bytes[i] = cut(arrays[i],
+			       !part ? 0
+			       : i   ? from / q->rows
+				     : from,
+			       !part ? lines
+			       : i   ? blocks
+				     : n);
 		all += (bytes[i] + ALIGN - 1) & ~(ALIGN - 1);
 	}
 	MOE_TRY(grow(f, MOE_MAX(all, 1)));

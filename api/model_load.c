@@ -197,7 +197,8 @@ static enum moe_status begin_coded(struct loader *l, const struct moe_st_quantis
 {
 	if (!l->pack)
 		return MOE_OK;
-	MOE_TRY(moe_pack_tensor(l->pack, t->scale));
+	if (t->scale != t->codes)
+		MOE_TRY(moe_pack_tensor(l->pack, t->scale));
 	if (t->zero)
 		MOE_TRY(moe_pack_tensor(l->pack, t->zero));
 	return moe_pack_tensor(l->pack, t->codes);
@@ -237,11 +238,44 @@ static enum moe_status load_weight(struct loader *l, enum moe_role role, int lay
 	return pack(l, role, layer, 0, t->data, t->dtype, t->shape[0], t->shape[1], part, w);
 }
 
+/* Embedding and head are multiplied plain. */
+static enum moe_status load_vocab_coded(struct loader *l, enum moe_role role, const struct moe_st_quantised *t,
+					struct moe_vocab *v)
+{
+	if (moe_model_trains(l->m, role))
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"%s is %s: a quantised embedding or head is not trained; method lora or hybrid leaves it, or "
+				"moesaic convert --weights bf16 makes it plain",
+				t->codes->name, t->q.coding.format->name);
+	MOE_TRY(begin_coded(l, t));
+	for (int c = 0; c < v->n_chunks; c++) {
+		int64_t n0 = (int64_t)c * MOE_VOCAB_CHUNK, n = MOE_MIN((int64_t)MOE_VOCAB_CHUNK, t->q.n - n0);
+		int part = c % moe_engine_parts(l->m->engine);
+		struct moe_weight *w = &v->chunk[c];
+
+		if (!w->data)
+			w->data = take(l->m, moe_kernels()->weight_bytes(MOE_BF16, n, t->q.k, MOE_USE_GEMM), part, "weights");
+		if (!w->data)
+			return MOE_ERR_NOMEM;
+		if (l->pack)
+			MOE_TRY(moe_pack_decoded(l->pack, part, w, t->codes, &t->q, n0, n));
+		else
+			moe_kernels()->weight_pack(w, NULL, MOE_BF16, n, t->q.k, t->q.k, MOE_USE_GEMM);
+	}
+	return MOE_OK;
+}
+
 static enum moe_status load_vocab(struct loader *l, enum moe_role role, struct moe_vocab *v)
 {
 	const struct moe_st_tensor *t;
+	struct moe_st_quantised coded;
+	bool found = false;
 	size_t row;
 
+	if (l->st)
+		MOE_TRY(moe_model_find_quantised(l->m, l->st, role, -1, -1, &coded, &found));
+	if (found)
+		return load_vocab_coded(l, role, &coded, v);
 	MOE_TRY(next(l, role, -1, -1, &t));
 	MOE_TRY(check_trained(l, role, t));
 	row = (size_t)t->shape[1] * moe_dtype_size(t->dtype);
@@ -457,21 +491,22 @@ enum moe_status moe_model_choose_format(struct moe_model *m, const struct moe_sa
 
 	m->convert = m->format = NULL;
 	m->params.weights = NULL; /* the caller's */
-	if (name && strcmp(name, "keep")) {
+	m->expand = name && !strcmp(name, "bf16");
+	if (name && strcmp(name, "keep") && !m->expand) {
 		m->convert = moe_format_find(name);
 		if (!m->convert || !m->convert->quantise)
-			return moe_fail(MOE_ERR_ARG, "weights \"%s\": keep, int8, int4, fp8 and mxfp4 are possible",
+			return moe_fail(MOE_ERR_ARG, "weights \"%s\": keep, bf16, int8, int4, fp8 and mxfp4 are possible",
 					name);
 	}
 	while (layer < m->arch.n_layers && !m->arch.layer_is_moe[layer])
 		layer++;
 	if (layer < m->arch.n_layers && st)
 		MOE_TRY(stored_coding(&l, layer, &c));
-	m->format = c.coded ? c.coding[0].format : m->convert;
+	m->format = c.coded && !m->expand ? c.coding[0].format : m->convert;
 	if (c.coded && m->convert && m->convert != m->format)
 		return moe_fail(MOE_ERR_UNSUPPORTED,
 				"the checkpoint's experts are %s: weights \"%s\" would quantise them twice; "
-				"\"keep\" loads them as they are", m->format->name, name);
+				"\"keep\" loads them as they are, \"bf16\" expands them", m->format->name, name);
 	return MOE_OK;
 }
 
@@ -513,7 +548,7 @@ static enum moe_status load_experts(struct loader *l, int layer, struct moe_expe
 	bool fused = l->st && moe_model_has(l->m, l->st, MOE_ROLE_EXPERTS_GATE_UP, layer, -1);
 	struct expert_coding c = { .coded = false };
 	const struct moe_st_tensor *t;
-	bool whole = moe_model_trains(l->m, MOE_ROLE_EXPERT_GATE);
+	bool coded, whole = moe_model_trains(l->m, MOE_ROLE_EXPERT_GATE);
 	struct moe_experts_shape s = {
 		.E = e->E,
 		.k = e->k,
@@ -537,7 +572,8 @@ static enum moe_status load_experts(struct loader *l, int layer, struct moe_expe
 
 	if (l->st)
 		MOE_TRY(stored_coding(l, layer, &c));
-	if (c.coded)
+	coded = c.coded && !l->m->expand;
+	if (coded)
 		s.coding = c.coding;
 	for (int j = 0; !c.coded && l->m->convert && j < MOE_EXPERT_MATRICES; j++) {
 		c.coding[j] = moe_format_coding(l->m->convert, j == MOE_DOWN ? e->I : e->H);
@@ -551,14 +587,14 @@ static enum moe_status load_experts(struct loader *l, int layer, struct moe_expe
 				       &t));
 	else
 		t = only_shape(l, MOE_ROLE_EXPERT_GATE, layer);
-	if (!c.coded)
+	if (!coded)
 		MOE_TRY(check_trained(l, MOE_ROLE_EXPERT_GATE, t));
 	if (s.coding)
 		MOE_TRY(check_codings(l, layer, e, s.coding));
 	MOE_TRY(moe_experts_alloc(l->m->engine, &s,
 				  moe_model_packed_dtype(l->m, MOE_ROLE_EXPERT_GATE, t->dtype), e));
 	if (l->st && !l->pack)
-		MOE_TRY(describe_experts(l, e, t->dtype, c.coded ? c.coding : NULL));
+		MOE_TRY(describe_experts(l, e, t->dtype, coded ? c.coding : NULL));
 	else if (c.coded)
 		MOE_TRY(c.fused ? load_fused_coded(l, layer, e, c.coding)
 				: load_single_coded(l, layer, e, c.coding));

@@ -20,6 +20,7 @@ struct job {
 	const void *matrix;		   /* of the expert, all parts */
 	const struct moe_quantised *coded; /* or this: rows n0, n0 + step, ... */
 	int64_t n0, step;
+	const struct moe_st_tensor *decode; /* coded becomes plain */
 	const struct moe_format *as; /* a plain matrix becomes codes, in all parts */
 	const struct moe_trained *trained; /* of a dense weight, or NULL */
 };
@@ -245,6 +246,20 @@ enum moe_status moe_pack_coded(struct moe_pack *p, int part, struct moe_weight *
 	return add(p, &j);
 }
 
+enum moe_status moe_pack_decoded(struct moe_pack *p, int part, struct moe_weight *w, const struct moe_st_tensor *t,
+				 const struct moe_quantised *q, int64_t n0, int64_t n)
+{
+	struct job j = { .source = { w, NULL, n, q->k, q->k },
+			 .dtype = MOE_BF16,
+			 .tensor = p->n_tensors - 1,
+			 .part = part,
+			 .n0 = n0,
+			 .decode = t };
+
+	MOE_TRY(keep_coded(p, q, &j.coded));
+	return add(p, &j);
+}
+
 /* Each part's rows are its own, with their scales. */
 static bool parts_have_rows(const struct moe_experts *e, enum moe_expert_matrix which, const struct moe_quantised *q,
 			    int64_t n0, int64_t step)
@@ -269,7 +284,7 @@ enum moe_status moe_pack_expert_coded(struct moe_pack *p, int back, struct moe_e
 			 .step = step };
 
 	MOE_TRY(keep_coded(p, q, &j.coded));
-	if (e->requantise || !parts_have_rows(e, which, q, n0, step)) /* blocks may lie in several parts */
+	if (p->m->expand || e->requantise || !parts_have_rows(e, which, q, n0, step)) /* blocks may lie in several parts */
 		return add_whole(p, &j);
 	for (j.part = 0; j.part < e->P; j.part++) {
 		j.source = moe_experts_source(e, which, expert, j.part, NULL, MOE_U8);
@@ -361,6 +376,27 @@ static enum moe_status run_coded(const struct job *j, const char *name, int64_t 
 	return MOE_OK;
 }
 
+/* What codes stand for, as bf16 weights. */
+static enum moe_status run_expanded(const struct job *j, const char *name, int64_t *bad)
+{
+	const struct moe_quantised *q = j->coded;
+	int64_t n = j->source.n, k = j->source.k;
+	uint16_t *plain = moe_alloc((size_t)(n * k), sizeof *plain);
+	float *row = moe_alloc((size_t)k, sizeof *row);
+	enum moe_status st = plain && row ? moe_check_scales(q, name) : moe_fail(MOE_ERR_NOMEM, "no memory to expand codes");
+
+	for (int64_t i = 0; st == MOE_OK && i < n; i++) {
+		moe_dequantise_row(q, j->n0 + i * j->step, 0, k, row);
+		*bad += count_non_finite(MOE_F32, k, (const char *)row);
+		moe_from_f32(plain + i * k, MOE_BF16, row, (size_t)k);
+	}
+	for (int i = first_part(j); st == MOE_OK && i <= last_part(j); i++)
+		moe_experts_pack_part(j->experts, j->which, j->expert, i, plain, MOE_BF16);
+	moe_free(plain);
+	moe_free(row);
+	return st;
+}
+
 /* The rows of the source that a job of codes is made from: of a dense weight all. */
 static void rows_of(const struct job *j, int64_t *row0, int64_t *rows)
 {
@@ -371,7 +407,7 @@ static void rows_of(const struct job *j, int64_t *row0, int64_t *rows)
 	*rows = !e ? j->source.n : (j->source.n - 1) * j->step + 1;
 }
 
-static enum moe_status fetch_coded(struct moe_fetch *f, const struct job *j, const char *name, int64_t *bad)
+static enum moe_status fetch_coded(struct moe_fetch *f, const struct moe_pack *p, const struct job *j, const char *name, int64_t *bad)
 {
 	struct moe_quantised q;
 	struct job here = *j;
@@ -381,7 +417,32 @@ static enum moe_status fetch_coded(struct moe_fetch *f, const struct job *j, con
 	MOE_TRY(moe_fetch_coded(f, j->coded, row0, rows, &q, &first));
 	here.coded = &q;
 	here.n0 -= first;
-	return run_coded(&here, name, bad);
+	return p->m->expand && j->experts ? run_expanded(&here, name, bad) : run_coded(&here, name, bad);
+}
+
+/* Codes of a weight that is packed plain. */
+static enum moe_status fetch_decoded(struct moe_fetch *f, const struct job *j, const char *name)
+{
+	const struct moe_pack_source *s = &j->source;
+	uint16_t *plain = moe_alloc((size_t)(s->n * s->k), sizeof *plain);
+	float *row = moe_alloc((size_t)s->k, sizeof *row);
+	enum moe_status st = plain && row ? MOE_OK : moe_fail(MOE_ERR_NOMEM, "%s: out of memory", name);
+	struct moe_quantised q;
+	int64_t first = 0;
+
+	if (st == MOE_OK)
+		st = moe_fetch_coded(f, j->coded, j->n0, s->n, &q, &first);
+	if (st == MOE_OK)
+		st = moe_check_scales(&q, name);
+	for (int64_t i = 0; st == MOE_OK && i < s->n; i++) {
+		moe_st_quantised_row(j->decode, &q, j->n0 - first + i, 0, s->k, row);
+		moe_from_f32(plain + i * s->k, MOE_BF16, row, (size_t)s->k);
+	}
+	if (st == MOE_OK)
+		moe_kernels()->weight_pack(s->w, plain, MOE_BF16, s->n, s->k, s->k, MOE_USE_GEMM);
+	moe_free(plain);
+	moe_free(row);
+	return st;
 }
 
 /* The whole matrix, so that the codes do not depend on how parts cut it. */
@@ -480,8 +541,10 @@ static enum moe_status run(struct moe_fetch *f, struct moe_pack *p, const struct
 {
 	bool masters = j->trained || (j->experts && j->experts->part[0].base[j->which].value);
 
+	if (j->decode)
+		return fetch_decoded(f, j, name);
 	if (j->coded)
-		return fetch_coded(f, j, name, bad);
+		return fetch_coded(f, p, j, name, bad);
 	return masters || j->as ? fetch_whole(f, p, j, bad) : fetch_rows(f, p, j, bad);
 }
 

@@ -33,6 +33,9 @@ enum moe_status moe_pack_expert(struct moe_pack *p, int back, struct moe_experts
  */
 enum moe_status moe_pack_coded(struct moe_pack *p, int part, struct moe_weight *w, const struct moe_trained *trained,
 			       const struct moe_quantised *q);
+/* Rows n0..n0+n of q, whose codes t holds, as BF16: for weights that are never quantised here. */
+enum moe_status moe_pack_decoded(struct moe_pack *p, int part, struct moe_weight *w, const struct moe_st_tensor *t,
+				 const struct moe_quantised *q, int64_t n0, int64_t n);
 enum moe_status moe_pack_expert_coded(struct moe_pack *p, int back, struct moe_experts *e,
 				      enum moe_expert_matrix which, int expert,
 				      const struct moe_quantised *q, int64_t n0, int64_t step);

@@ -4,6 +4,7 @@
  * them. Then what fits: two slots before one, activations kept before computed again.
  */
 #include "api/model.h"
+#include "api/model_fetch.h"
 
 #include "engine/available.h"
 #include "engine/size.h"
@@ -42,6 +43,7 @@ static enum moe_status open_shadow(const struct moe_model *m, const struct moe_s
 	s->arch = m->arch;
 	s->lora = m->lora;
 	s->convert = m->convert;
+	s->expand = m->expand;
 	s->format = m->format;
 	s->backward = m->backward;
 	status = moe_engine_open_dry(moe_engine_parts(m->engine), moe_engine_workers(m->engine), &s->engine);
@@ -109,14 +111,19 @@ static enum moe_status count_tasks(struct moe_model *s, int T, int64_t *bytes)
 	return MOE_OK;
 }
 
-/* Sources of one matrix per loading thread are there at a time, and codes that are made of them. */
+/*
+ * A piece of rows per loading thread is there at a time; of what is trained, quantised or becomes codes a matrix, and what
+ * is made of it.
+ */
 static int64_t loading_bytes(const struct moe_model *m)
 {
 	const struct moe_arch *a = &m->arch;
+	bool whole = m->convert || m->expand || m->format || m->params.method != MOE_METHOD_LORA;
 	int64_t most = MOE_MAX((int64_t)a->n_heads * a->head_dim, MOE_MAX((int64_t)MOE_VOCAB_CHUNK, a->moe_intermediate));
 
 	most = MOE_MAX(most, MOE_MAX(a->intermediate, a->shared_intermediate));
-	return 4 * a->hidden * most * moe_engine_workers(m->engine);
+	most *= 4 * a->hidden;
+	return (whole ? most : MOE_MIN(most, (int64_t)MOE_FETCH_BYTES)) * moe_engine_workers(m->engine);
 }
 
 /* A copy of the experts' adapter is written. */

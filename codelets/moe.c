@@ -114,6 +114,15 @@ void moe_expert_transpose(const struct moe_experts *l, const struct moe_transpos
 	moe_kernels()->weight_transpose(&W[e], copies_of(copy, p, e) + (size_t)which * copy->part[p].gate);
 }
 
+void moe_weight_pack(struct moe_weight *w, const void *src, enum moe_dtype dtype, int64_t n, int64_t k, int64_t ld)
+{
+	struct moe_weight packed = *w;
+
+	moe_kernels()->weight_pack(&packed, src, dtype, n, k, ld, MOE_USE_GEMM);
+	if (packed.layout != w->layout || packed.dtype != w->dtype || packed.n != w->n || packed.k != w->k)
+		*w = packed;
+}
+
 static struct moe_weight *weight_of(const struct moe_experts_part *part, enum moe_expert_matrix which,
 				    int e)
 {
@@ -143,9 +152,8 @@ void moe_experts_pack_master(const struct moe_experts *l, enum moe_expert_matrix
 	const struct moe_param *b = &l->part[part].base[which];
 
 	if (b->value)
-		moe_kernels()->weight_pack(weight_of(&l->part[part], which, expert),
-					   moe_piece(b->value, b, expert), MOE_F32, b->rows, b->cols,
-					   b->cols, MOE_USE_GEMM);
+		moe_weight_pack(weight_of(&l->part[part], which, expert), moe_piece(b->value, b, expert),
+				MOE_F32, b->rows, b->cols, b->cols);
 	if (l->transposed)
 		moe_expert_transpose(l, l->transposed, part, expert, which);
 }
@@ -164,7 +172,7 @@ void moe_experts_pack_part(const struct moe_experts *l, enum moe_expert_matrix w
 		moe_experts_pack_master(l, which, expert, part);
 		return;
 	}
-	moe_kernels()->weight_pack(s.w, s.src, dtype, s.n, s.k, s.ld, MOE_USE_GEMM);
+	moe_weight_pack(s.w, s.src, dtype, s.n, s.k, s.ld);
 	if (src && l->transposed)
 		moe_expert_transpose(l, l->transposed, part, expert, which);
 }

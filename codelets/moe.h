@@ -237,6 +237,12 @@ static inline bool moe_lora_replicated(enum moe_lora_array a)
 struct moe_view moe_lora_view(const struct moe_experts *l, enum moe_lora_array a, int part);
 struct moe_view moe_base_view(const struct moe_experts *l, enum moe_expert_matrix which, int part);
 
+/*
+ * weight_pack of a whole weight for GEMMs, whose description is written only where it changes: tasks of other experts
+ * and layers may look at it (cost models) while values are packed anew. src NULL: the description only.
+ */
+void moe_weight_pack(struct moe_weight *w, const void *src, enum moe_dtype dtype, int64_t n, int64_t k, int64_t ld);
+
 /* What one part packs of one expert's matrix: [n, k] from src, rows ld apart, into w. */
 struct moe_pack_source {
 	struct moe_weight *w;

@@ -37,8 +37,7 @@ void moe_trained_renew(const struct moe_trained *a)
 	if (!p->value)
 		return;
 	if (a->weight)
-		moe_kernels()->weight_pack(a->weight, p->value, MOE_F32, p->rows, p->cols, p->cols,
-					   MOE_USE_GEMM);
+		moe_weight_pack(a->weight, p->value, MOE_F32, p->rows, p->cols, p->cols);
 	if (a->vector && a->vector != p->value)
 		memcpy(a->vector, p->value, (size_t)p->piece * sizeof *p->value);
 }
@@ -48,7 +47,7 @@ void moe_trained_set(const struct moe_trained *a, const void *src, enum moe_dtyp
 	const struct moe_param *p = &a->param;
 
 	if (p->own)
-		moe_kernels()->weight_pack(p->own, src, dtype, p->rows, p->cols, p->cols, MOE_USE_GEMM);
+		moe_weight_pack(p->own, src, dtype, p->rows, p->cols, p->cols);
 	else
 		moe_to_f32(p->value, src, dtype, (size_t)p->piece);
 	moe_trained_renew(a);
@@ -57,7 +56,7 @@ void moe_trained_set(const struct moe_trained *a, const void *src, enum moe_dtyp
 void moe_weight_store(struct moe_weight *w, int64_t n, int64_t k, const float *src, int64_t ld)
 {
 	if (w->layout != MOE_LAYOUT_ROWS) {
-		moe_kernels()->weight_pack(w, src, MOE_F32, n, k, ld, MOE_USE_GEMM);
+		moe_weight_pack(w, src, MOE_F32, n, k, ld);
 		return;
 	}
 	for (int64_t i = 0; i < n; i++)

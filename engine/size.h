@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Numbers of bytes as text, the same in every message. Needs nothing; the command may include it too. */
+/* Numbers of bytes as text, the same in every message. Needs nothing; the command may include it
+ * too. */
 #ifndef MOE_ENGINE_SIZE_H
 #define MOE_ENGINE_SIZE_H
 
@@ -10,7 +11,8 @@ struct moe_size {
 	char text[32];
 };
 
-/* "1.50 GiB", "12.00 MiB", "3.0 KiB", "17 bytes": in the largest unit of which there is one. printf("%s", moe_size(n).text) */
+/* "1.50 GiB", "12.00 MiB", "3.0 KiB", "17 bytes": in the largest unit of which there is one.
+ * printf("%s", moe_size(n).text) */
 static inline struct moe_size moe_size(int64_t bytes)
 {
 	double n = (double)(bytes < 0 ? -bytes : bytes), signed_n = (double)bytes;

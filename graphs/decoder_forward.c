@@ -148,7 +148,6 @@ static enum moe_status submit_dense(const struct moe_context *c, struct moe_deco
 	struct moe_ffn_state *state = moe_decoder_ffn_state(s, layer);
 	struct moe_tensor **lora = p->tensors->ffn_lora[layer];
 
-	state->x = moe_decoder_buffers(s, layer)->attn.xn;
 	for (int b = 0; b < mid->n_blocks; b++) {
 		struct moe_token_args a = { .ffn = p->decoder->layers[layer].ffn,
 					    .ffn_state = state,

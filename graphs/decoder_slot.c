@@ -240,19 +240,25 @@ static void make_states(struct maker *m, struct moe_decoder_slot *s)
 	}
 }
 
+/* Once, before any task reads them: while tasks run, the submitting thread writes nothing that they read. */
 static void bind_states(struct moe_decoder_slot *s)
 {
 	const struct moe_decoder *d = s->decoder;
 
 	for (int i = 0; i < d->n_layers; i++) {
 		const struct moe_experts *l = d->layers[i].experts;
+		struct moe_experts_state *state = i < s->lowest ? &s->frozen_moe : &s->moe[i];
+		const float *x = moe_decoder_buffers(s, i)->attn.xn;
 
+		if (d->layers[i].ffn)
+			moe_decoder_ffn_state(s, i)->x = x;
 		if (!l)
 			continue;
 		if (moe_decoder_recomputes(s, i))
 			s->moe[i].x16 = s->again_x16[i & 1];
-		moe_experts_state_bind(i < s->lowest ? &s->frozen_moe : &s->moe[i], l,
-				       &s->moe_scratch, i & 1, s->T_max);
+		moe_experts_state_bind(state, l, &s->moe_scratch, i & 1, s->T_max);
+		state->x = x;
+		state->grad_out = s->grad_out[i & 1].data;
 	}
 }
 

@@ -286,7 +286,8 @@ size_t moe_experts_scratch_bytes(const struct moe_experts *l, int T, bool backwa
 
 size_t moe_experts_worker_scratch(const struct moe_experts *l, int T)
 {
-	int m = (int)rows_of(l, T); /* all rows may go to one expert */
+	/* a router takes k different experts; a caller's ids may name one again and again */
+	int m = l->router ? T : (int)rows_of(l, T);
 	size_t n = moe_lora_grad_scratch(l, m);
 
 	n = MOE_MAX(n, moe_combine_bwd_scratch(l));

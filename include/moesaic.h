@@ -734,6 +734,7 @@ struct moe_model_params {
 	int train_router;
 	/* FULL and HYBRID: not with weights, quantised checkpoints or inference_only; FULL: nor with an adapter */
 	enum moe_method method;
+	const char *kt_weights; /* folder of kt-kernel's INT8 or INT4 files: its experts are loaded, not dir's; or NULL */
 	enum moe_masters masters;
 };
 
@@ -1028,8 +1029,9 @@ MOE_API enum moe_status moe_convert_adapter(const struct moe_convert_params *par
  */
 struct moe_convert_model_params {
 	size_t struct_size;
-	const char *in, *out;	 /* folders; out must not exist, or be empty */
-	const char *weights;	 /* "int8", "int4", "fp8", "mxfp4", "gptq", "awq", "bf16", "f16", "f32" */
+	const char *in, *out;	 /* folders, in also a GGUF file; out must not exist, or be empty */
+	/* "int8", "int4", "fp8", "mxfp4", "gptq", "awq", "bf16", "f16", "f32"; of GGUF also "nearest" */
+	const char *weights;
 	const char *layers;	 /* what is quantised: "experts", "linear" (all projections); NULL: what
 				    checkpoints of the format have (fp8: linear, others: experts) */
 	int64_t max_shard_bytes; /* larger files are split; 0: none */
@@ -1047,6 +1049,7 @@ struct moe_convert_model_result {
 	double error, worst_error;
 	char worst[192];
 	double seconds;
+	double largest_error; /* |new - old| of a weight */
 };
 /* MOE_ERR_FORMAT, MOE_ERR_UNSUPPORTED name the tensor; MOE_ERR_NOFIT: too little disk. */
 MOE_API enum moe_status moe_convert_model(const struct moe_convert_model_params *params,

@@ -121,7 +121,7 @@ struct moe_param_count {
 
 /*
  * Reads config.json (and generation_config.json if present) of a checkpoint directory; dir may also
- * be the path of a config.json alone.
+ * be the path of a config.json alone, or of a GGUF file.
  * MOE_ERR_IO; MOE_ERR_FORMAT: malformed, a missing or absurd value (the text names the key);
  * MOE_ERR_UNSUPPORTED: an architecture or feature that is not implemented (the text names it).
  */

@@ -2,6 +2,7 @@
 /* From config.json to struct moe_arch: what all architectures share. */
 #include "model/arch_reader.h"
 #include "model/file.h"
+#include "model/readers/gguf.h"
 
 #include <stdio.h>
 
@@ -194,8 +195,8 @@ static enum moe_status check_quantisation(const cJSON *config)
 {
 	static const char *const methods[] = { "fp8", "compressed-tensors", "gptq", "awq",
 					       "mxfp4" };
-	static const char *const formats[] = { "int-quantized", "pack-quantized", "float-quantized",
-					       "naive-quantized", "mxfp4-pack-quantized" };
+	static const char *const formats[] = { "int-quantized",	  "pack-quantized",	  "float-quantized",
+					       "naive-quantized", "mxfp4-pack-quantized", "mixed-precision" };
 	const cJSON *q = moe_json_get(config, "quantization_config");
 	const char *method = "none", *format = formats[0];
 	int64_t bits = 4;
@@ -215,7 +216,7 @@ static enum moe_status check_quantisation(const cJSON *config)
 		return moe_fail(MOE_ERR_UNSUPPORTED,
 				"quantization_config: format '%.64s' cannot be read (known: "
 				"int-quantized, pack-quantized, float-quantized, naive-quantized, "
-				"mxfp4-pack-quantized)",
+				"mxfp4-pack-quantized, mixed-precision)",
 				format);
 	if (strcmp(method, "gptq") && strcmp(method, "awq"))
 		return MOE_OK;
@@ -388,7 +389,8 @@ enum moe_status moe_arch_load(const char *dir, struct moe_arch *out)
 		status = moe_fail(MOE_ERR_NOMEM, "%s: out of memory", dir);
 		goto done;
 	}
-	MOE_TRY_GOTO(moe_json_read(path, &c), status, done);
+	MOE_TRY_GOTO(is_file && moe_gguf_is(dir) ? moe_gguf_read_config(dir, &c) : moe_json_read(path, &c), status,
+		     done);
 	if (!is_file && moe_path_exists(generation_path))
 		MOE_TRY_GOTO(moe_json_read(generation_path, &g), status, done);
 	status = read_arch(c, g, out);

@@ -3,6 +3,7 @@
 #include "model/convert_config.h"
 #include "model/convert_folder.h"
 #include "model/convert_work.h"
+#include "model/readers/gguf.h"
 
 #include <math.h>
 #include <sched.h>
@@ -18,7 +19,7 @@ struct convert {
 	struct moe_convert_run run;
 	cJSON *config;
 	int resumed;
-	bool opened;
+	bool opened, gguf;
 };
 
 static int cpus(void)
@@ -30,8 +31,15 @@ static int cpus(void)
 
 /* ---- input ---- */
 
-static enum moe_status check_paths(const struct moe_convert_model_params *p)
+static enum moe_status check_paths(struct convert *c)
 {
+	const struct moe_convert_model_params *p = c->p;
+
+	c->gguf = moe_gguf_is(p->in);
+	if (c->plan.target.nearest && !c->gguf)
+		return moe_fail(MOE_ERR_ARG, "%s: weights \"nearest\" are for GGUF files", p->in);
+	if (c->gguf)
+		return MOE_OK;
 	if (!moe_path_is_dir(p->in))
 		return moe_fail(MOE_ERR_IO, "%s: no such folder", p->in);
 	if (moe_path_inside(p->out, p->in))
@@ -42,10 +50,14 @@ static enum moe_status check_paths(const struct moe_convert_model_params *p)
 
 static enum moe_status read_config(struct convert *c)
 {
-	char *path = moe_path_join(c->p->in, "config.json");
+	char *path;
 	const char *type = NULL;
-	enum moe_status status =
-		path ? moe_json_read(path, &c->config) : moe_fail(MOE_ERR_NOMEM, "out of memory");
+	enum moe_status status;
+
+	if (c->gguf)
+		return moe_gguf_read_config(c->p->in, &c->config);
+	path = moe_path_join(c->p->in, "config.json");
+	status = path ? moe_json_read(path, &c->config) : moe_fail(MOE_ERR_NOMEM, "out of memory");
 
 	moe_free(path);
 	MOE_TRY(status);
@@ -64,7 +76,7 @@ static enum moe_status make_plan(struct convert *c)
 	struct moe_safetensors *st = NULL;
 
 	MOE_TRY(moe_convert_target_find(c->p->weights, c->p->layers, &c->plan.target));
-	MOE_TRY(check_paths(c->p));
+	MOE_TRY(check_paths(c));
 	MOE_TRY(read_config(c));
 	MOE_TRY(moe_safetensors_open(c->p->in, &st));
 	MOE_TRY(moe_convert_plan_make(&c->plan, st, c->p->max_shard_bytes));
@@ -89,6 +101,44 @@ static enum moe_status advance(const char *what, int64_t bytes, void *user)
 	return MOE_OK;
 }
 
+/* What is taken over of a folder that a GGUF file lies in. */
+static bool is_tokenizer(const char *name)
+{
+	static const char *const names[] = { "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+					     "chat_template.jinja", "generation_config.json" };
+
+	for (size_t i = 0; i < MOE_COUNT(names); i++)
+		if (!strcmp(name, names[i]))
+			return true;
+	return false;
+}
+
+/* The folder that the other files come from; moe_free it. */
+static char *folder_of(const struct convert *c)
+{
+	const char *slash = c->gguf ? strrchr(c->p->in, '/') : NULL;
+
+	if (slash)
+		return moe_format("%.*s", (int)(slash - c->p->in) + (slash == c->p->in), c->p->in);
+	return moe_strdup(c->gguf ? "." : c->p->in);
+}
+
+static enum moe_status copy_others(struct convert *c, const struct moe_folder_copy *others)
+{
+	char *from = folder_of(c), *tokenizer = moe_path_join(c->folder.path, "tokenizer.json");
+	enum moe_status status = from && tokenizer ? moe_folder_copy(others, from, c->folder.path)
+						   : moe_fail(MOE_ERR_NOMEM, "out of memory");
+
+	if (status == MOE_OK && c->gguf && !moe_path_exists(tokenizer))
+		moe_log(MOE_LOG_WARNING,
+			"%s: no tokenizer.json lies beside it, and the one inside is not read: put the original model's "
+			"tokenizer.json (and tokenizer_config.json) into %s",
+			c->p->in, c->p->out);
+	moe_free(from);
+	moe_free(tokenizer);
+	return status;
+}
+
 /* The weights, and what is written about them. */
 static bool is_ours(const char *path, void *user)
 {
@@ -96,6 +146,8 @@ static bool is_ours(const char *path, void *user)
 	const struct convert *c = user;
 	const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
 
+	if (c->gguf)
+		return !is_tokenizer(name);
 	for (int i = 0; i < moe_safetensors_file_count(c->plan.st); i++)
 		if (!strcmp(moe_safetensors_file_path(c->plan.st, i), path))
 			return true;
@@ -184,7 +236,8 @@ static enum moe_status fill(struct convert *c)
 	const struct moe_folder_copy others = { is_ours, advance, c };
 
 	c->run.total = c->plan.bytes;
-	MOE_TRY(moe_folder_bytes(&others, c->p->in, &c->run.total));
+	if (!c->gguf) /* else some small files */
+		MOE_TRY(moe_folder_bytes(&others, c->p->in, &c->run.total));
 	for (int i = 0; i < c->plan.n_shards; i++) {
 		c->resumed += c->plan.shard[i].done;
 		if (c->plan.shard[i].done)
@@ -199,7 +252,7 @@ static enum moe_status fill(struct convert *c)
 	if (!c->plan.target.keep)
 		MOE_TRY(moe_convert_config(&c->plan, c->config));
 	MOE_TRY(write_json(c, "config.json", c->config));
-	MOE_TRY(moe_folder_copy(&others, c->p->in, c->folder.path));
+	MOE_TRY(copy_others(c, &others));
 	return moe_convert_folder_commit(&c->folder);
 }
 
@@ -224,6 +277,7 @@ static void report(const struct convert *c, struct moe_convert_model_result *r)
 	r->bytes = c->plan.bytes;
 	r->error = n->all > 0 ? sqrt(n->wrong / n->all) : 0;
 	r->worst_error = n->worst;
+	r->largest_error = n->largest;
 	snprintf(r->worst, sizeof r->worst, "%s", n->worst_name);
 }
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/convert_config.h"
 
+#include <stdio.h>
+
 /* The first matrix that is quantised; its group stands for all. */
 static const struct moe_convert_piece *first_coded(const struct moe_convert_plan *p)
 {
@@ -124,6 +126,80 @@ static bool awq_config(const struct moe_convert_plan *p, const struct moe_quanti
 	       add_list(p, o, "modules_to_not_convert");
 }
 
+/* ---- weights of several codings ---- */
+
+static bool alike(const struct moe_convert_piece *a, const struct moe_convert_piece *b)
+{
+	return a->format == b->format && a->q.coding.group == b->q.coding.group &&
+	       a->q.coding.zero == b->q.coding.zero;
+}
+
+/* Modules of the pieces that are coded as `first` is. */
+static bool add_targets(const struct moe_convert_plan *p, const struct moe_convert_piece *first,
+			cJSON *list)
+{
+	size_t cut = 0;
+
+	for (size_t i = 0; i < p->n_pieces; i++) {
+		const struct moe_convert_piece *c = &p->piece[i];
+		char *module;
+		bool good;
+
+		if (!c->layout || !alike(c, first))
+			continue;
+		cut = strlen(p->source[c->source].name) - strlen(".weight");
+		module = moe_format("%.*s", (int)cut, p->source[c->source].name);
+		good = module && cJSON_AddItemToArray(list, cJSON_CreateString(module));
+		moe_free(module);
+		if (!good)
+			return false;
+	}
+	return true;
+}
+
+static bool add_group(const struct moe_convert_plan *p, const struct moe_convert_piece *c,
+		      int index, cJSON *groups)
+{
+	const char *format = c->format->bits == 8 ? "int-quantized" : "pack-quantized";
+	char name[32];
+	cJSON *group, *weights, *targets;
+
+	snprintf(name, sizeof name, "group_%d", index);
+	group = cJSON_AddObjectToObject(groups, name);
+	targets = cJSON_AddArrayToObject(group, "targets");
+	weights = cJSON_AddObjectToObject(group, "weights");
+	return targets && weights && cJSON_AddStringToObject(group, "format", format) &&
+	       cJSON_AddNumberToObject(weights, "num_bits", c->format->bits) &&
+	       cJSON_AddStringToObject(weights, "type", "int") &&
+	       cJSON_AddBoolToObject(weights, "symmetric", !c->q.coding.zero) &&
+	       cJSON_AddBoolToObject(weights, "dynamic", false) &&
+	       cJSON_AddStringToObject(weights, "strategy", "group") &&
+	       cJSON_AddNumberToObject(weights, "group_size", (double)c->q.coding.group) &&
+	       add_targets(p, c, targets);
+}
+
+/* compressed-tensors with a group of modules for each coding. */
+static bool mixed_config(const struct moe_convert_plan *p, cJSON *o)
+{
+	cJSON *groups;
+	int n = 0;
+
+	if (!cJSON_AddStringToObject(o, "quant_method", "compressed-tensors") ||
+	    !cJSON_AddStringToObject(o, "format", "mixed-precision") ||
+	    !cJSON_AddStringToObject(o, "quantization_status", "compressed"))
+		return false;
+	groups = cJSON_AddObjectToObject(o, "config_groups");
+	for (size_t i = 0; groups && i < p->n_pieces; i++) {
+		bool first = p->piece[i].layout != NULL;
+
+		for (size_t j = 0; j < i && first; j++)
+			first = !p->piece[j].layout || !alike(&p->piece[j], &p->piece[i]);
+		if (first && !add_group(p, &p->piece[i], n++, groups))
+			return false;
+	}
+	return groups && add_list(p, o, "ignore");
+}
+
 static const struct {
 	const char *target;
 	bool (*fill)(const struct moe_convert_plan *p, const struct moe_quantised *q, cJSON *o);
@@ -139,6 +215,8 @@ static bool add_quantisation(const struct moe_convert_plan *p, cJSON *config)
 
 	if (!c)
 		return true;
+	if (o && p->target.nearest)
+		return mixed_config(p, o);
 	for (size_t i = 0; o && i < MOE_COUNT(configs); i++)
 		if (!strcmp(configs[i].target, p->target.name))
 			return configs[i].fill(p, &c->q, o);

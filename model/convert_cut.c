@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#define SUFFIX ".safetensors"
+
 /* Tensors of one input file, those of one matrix together, in the order of the input. */
 static int by_file(const void *a, const void *b)
 {
@@ -41,7 +43,7 @@ static size_t place(const struct moe_convert_plan *p, const struct moe_convert_t
 	size_t bytes;
 
 	moe_safetensors_file_data(p->st, from->file, &data, &bytes);
-	return (size_t)((const char *)from->data - (const char *)data);
+	return (size_t)((uintptr_t)from->data - (uintptr_t)data);
 }
 
 /* Files of the input, cut where they would be larger than the limit; never inside a matrix. */
@@ -141,9 +143,13 @@ static enum moe_status check_names(const struct moe_convert_plan *p)
 static char *file_name(const struct moe_convert_plan *p, int i)
 {
 	const char *path = moe_safetensors_file_path(p->st, p->tensor[p->shard[i].first].shard);
+	size_t n = strlen(path), m = strlen(SUFFIX);
+	bool other = n < m || strcmp(path + n - m, SUFFIX); /* a GGUF file */
 
-	if (p->n_shards != moe_safetensors_file_count(p->st))
-		return moe_format("model-%05d-of-%05d.safetensors", i + 1, p->n_shards);
+	if (other && p->n_shards == 1)
+		return moe_strdup("model" SUFFIX);
+	if (other || p->n_shards != moe_safetensors_file_count(p->st))
+		return moe_format("model-%05d-of-%05d" SUFFIX, i + 1, p->n_shards);
 	return moe_strdup(strrchr(path, '/') ? strrchr(path, '/') + 1 : path);
 }
 

@@ -28,6 +28,14 @@ static void find_layouts(const char *name, const struct moe_format *f, struct mo
 		t->format = f;
 }
 
+const struct moe_format_layout *moe_convert_single(const struct moe_format *f)
+{
+	struct moe_convert_target t = { 0 };
+
+	find_layouts(f->name, f, &t);
+	return t.single;
+}
+
 enum moe_status moe_convert_target_find(const char *name, const char *layers,
 					struct moe_convert_target *out)
 {
@@ -40,6 +48,11 @@ enum moe_status moe_convert_target_find(const char *name, const char *layers,
 	if (layers && strcmp(layers, "experts") && strcmp(layers, "linear"))
 		return moe_fail(MOE_ERR_ARG, "layers \"%s\": experts and linear are possible",
 				layers);
+	if (!strcmp(name, "nearest")) {
+		out->nearest = true;
+		out->linear = !layers || !strcmp(layers, "linear");
+		return MOE_OK;
+	}
 	for (size_t i = 0; i < MOE_COUNT(plain_targets); i++)
 		if (!strcmp(plain_targets[i].name, name)) {
 			out->dtype = plain_targets[i].dtype;
@@ -50,7 +63,7 @@ enum moe_status moe_convert_target_find(const char *name, const char *layers,
 	if (!out->format)
 		return moe_fail(MOE_ERR_ARG,
 				"weights \"%s\": int8, int4, fp8, mxfp4, gptq, awq, bf16, f16 and "
-				"f32 are possible",
+				"f32 are possible, nearest for GGUF",
 				name);
 	out->linear = layers ? !strcmp(layers, "linear") : !strcmp(name, "fp8");
 	return MOE_OK;
@@ -64,35 +77,33 @@ static bool is_power_scale(enum moe_dtype d)
 }
 
 /* The codes of a source can be those of the target. */
-static bool keeps(const struct moe_convert_target *t, const struct moe_convert_source *s,
-		  int64_t row0)
+static bool keeps(const struct moe_format *f, const struct moe_convert_source *s, int64_t row0)
 {
 	const struct moe_quantised *q = &s->coded.q;
 
-	if (s->plain || q->coding.format->values != t->format->values || row0 % q->rows)
+	if (s->plain || q->coding.format->values != f->values || row0 % q->rows)
 		return false;
-	if (t->format->rows > 1)
-		return q->rows == t->format->rows && q->coding.group == t->format->group;
+	if (f->rows > 1)
+		return q->rows == f->rows && q->coding.group == f->group;
 	return q->rows == 1;
 }
 
 /* How the piece's codes will be: the source's coding where it is kept. */
-static struct moe_quantised coding_of(const struct moe_convert_target *t,
-				      const struct moe_convert_source *s,
+static struct moe_quantised coding_of(const struct moe_convert_source *s,
 				      const struct moe_convert_piece *c)
 {
-	struct moe_quantised q = { .coding = moe_format_coding(t->format, c->k),
+	struct moe_quantised q = { .coding = moe_format_coding(c->format, c->k),
 				   .n = c->n,
 				   .k = c->k,
-				   .rows = MOE_MAX(t->format->rows, 1) };
+				   .rows = MOE_MAX(c->format->rows, 1) };
 
 	if (!c->keep)
 		return q;
 	q.coding.group = s->coded.q.coding.group;
 	q.coding.zero = s->coded.q.coding.zero;
-	if (t->format->scale != MOE_F16) { /* GPTQ and AWQ have F16 alone */
+	if (c->format->scale != MOE_F16) { /* GPTQ and AWQ have F16 alone */
 		q.coding.scale = s->coded.q.coding.scale;
-		if (is_power_scale(q.coding.scale) && !is_power_scale(t->format->scale))
+		if (is_power_scale(q.coding.scale) && !is_power_scale(c->format->scale))
 			q.coding.scale = MOE_F32;
 	}
 	return q;
@@ -178,8 +189,8 @@ static enum moe_status add_piece(struct moe_convert_plan *p, const struct moe_co
 		as_stored(s, c);
 		status = MOE_OK;
 	} else {
-		c->keep = keeps(&p->target, s, c->row0) && !s->change;
-		c->q = coding_of(&p->target, s, c);
+		c->keep = keeps(c->format, s, c->row0) && !s->change;
+		c->q = coding_of(s, c);
 		status = c->layout->writer->shapes(&c->q, &c->stored);
 	}
 	if (status != MOE_OK)
@@ -246,21 +257,23 @@ static enum moe_status make_pieces(struct moe_convert_plan *p, size_t i)
 				       .k = s->k,
 				       .matrices = MOE_MAX(s->experts, 1),
 				       .dtype = t->dtype };
-	bool quantised = t->format && (s->expert || (t->linear && s->linear));
+	bool own = t->nearest && !s->plain; /* its own format stays */
+	bool quantised = (t->format || own) && (s->expert || (t->linear && s->linear));
 	char stem[MOE_CONVERT_NAME];
 	const char *suffix = stem_of(s->name, stem);
 
-	if (s->plain && (t->keep || t->format)) /* changed only */
+	if (s->plain && (t->keep || t->format || t->nearest)) /* changed only */
 		c.dtype = s->plain->dtype;
 	if (t->keep) {
 		c.layout = s->layout;
 		return add_piece(p, &c, stem, suffix);
 	}
 
+	c.format = own ? s->coded.q.coding.format : t->format;
 	if (quantised && s->experts && !t->fused)
 		return split(p, &c, stem);
 	if (quantised)
-		c.layout = s->experts ? t->fused : t->single;
+		c.layout = own ? moe_convert_single(c.format) : s->experts ? t->fused : t->single;
 	return add_piece(p, &c, stem, suffix);
 }
 

@@ -12,6 +12,7 @@
 struct moe_convert_target {
 	const char *name;
 	const struct moe_format *format;	/* NULL: plain values */
+	bool nearest; /* a GGUF's blocks become what they are read as: format and single are each weight's own */
 	const struct moe_format_layout *single; /* names of a matrix */
 	const struct moe_format_layout *fused; /* of all experts' in one tensor; NULL: one by one */
 	enum moe_dtype dtype;		       /* of plain values, also where codes become values */
@@ -24,7 +25,7 @@ struct moe_convert_source {
 	char name[MOE_CONVERT_NAME];	   /* plain: with ".weight" where the model has it so */
 	const struct moe_st_tensor *plain; /* or NULL: */
 	struct moe_st_quantised coded;
-	const struct moe_format_layout *layout; /* of coded */
+	const struct moe_format_layout *layout; /* of coded; NULL: the file's own (moe_st_codes) */
 	int64_t experts, n, k;			/* experts 0: one matrix */
 	int file;
 	const void *change;  /* what is done to its values; NULL: nothing */
@@ -40,6 +41,7 @@ struct moe_convert_piece {
 	bool keep;		/* codes are taken over */
 	struct moe_quantised q; /* coding, n, k, rows; format NULL: plain */
 	enum moe_dtype dtype;	/* then */
+	const struct moe_format *format;
 	const struct moe_format_layout *layout;
 	struct moe_stored stored;	     /* shapes of one matrix */
 	int64_t tensor[MOE_CONVERT_TENSORS]; /* -1: none */
@@ -97,6 +99,8 @@ struct moe_convert_plan {
 /* MOE_ERR_ARG lists the names. layers: "experts", "linear" or NULL. */
 enum moe_status moe_convert_target_find(const char *name, const char *layers,
 					struct moe_convert_target *out);
+/* The layout in which a format's matrices are stored one by one. */
+const struct moe_format_layout *moe_convert_single(const struct moe_format *f);
 /* Of st, which the plan takes over, also on failure. MOE_ERR_FORMAT, MOE_ERR_UNSUPPORTED: a tensor.
  */
 enum moe_status moe_convert_plan_make(struct moe_convert_plan *p, struct moe_safetensors *st,

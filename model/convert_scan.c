@@ -61,7 +61,7 @@ static bool takes(const struct moe_convert_plan *p, const struct moe_convert_sou
 
 	if (s->change)
 		return true;
-	if (t->keep || !(t->linear ? s->linear : s->expert))
+	if (t->keep || t->nearest || !(t->linear ? s->linear : s->expert))
 		return false;
 	return t->format || s->plain->dtype != t->dtype;
 }
@@ -192,10 +192,31 @@ static enum moe_status check_lonely(const struct moe_st_tensor *t)
 			t->name);
 }
 
+/* A matrix in a way of its file's own. */
+static enum moe_status scan_own(struct moe_convert_plan *p, size_t i, bool *used)
+{
+	const struct moe_st_tensor *t = moe_safetensors_at(p->st, i);
+	struct moe_convert_source s = { .file = t->file, .n = t->shape[0], .k = t->shape[1] };
+	bool found;
+
+	snprintf(s.name, sizeof s.name, "%s", t->name);
+	s.expert = is_expert(t->name, 2);
+	s.linear = is_linear(t->name, 2);
+	s.change = change_of(p, s.name);
+	MOE_TRY(moe_st_quantised_find(p->st, t->name, 0, s.n, s.k, &s.coded, &found));
+	if (p->target.keep && !s.change)
+		return MOE_OK;
+	used[i] = true;
+	return add(p, &s);
+}
+
 static enum moe_status scan_coded(struct moe_convert_plan *p, size_t i, bool *used)
 {
 	const struct moe_st_tensor *t = moe_safetensors_at(p->st, i);
 	bool found = false;
+
+	if (t->codes)
+		return scan_own(p, i, used);
 
 	for (int f = 0; moe_format_list[f] && !found; f++)
 		for (int j = 0;

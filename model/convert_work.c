@@ -59,7 +59,7 @@ static void read_rows(const struct moe_convert_source *s, const struct moe_conve
 	}
 	q = moe_st_quantised_expert(&s->coded, expert);
 	for (int64_t i = 0; i < c->n; i++)
-		moe_dequantise_row(&q, c->row0 + i, 0, c->k, x + i * c->k);
+		moe_st_quantised_row(s->coded.codes, &q, c->row0 + i, 0, c->k, x + i * c->k);
 }
 
 /* The pages of what was read need not stay, nor those before them that the kernel mapped along. */
@@ -73,6 +73,8 @@ static void forget(const struct moe_convert_plan *p, const struct moe_convert_so
 	const void *file;
 
 	moe_safetensors_file_data(p->st, t->file, &file, &bytes);
+	if ((uintptr_t)at - (uintptr_t)file >= bytes)
+		return; /* elsewhere */
 	before = MOE_MIN(FAULT_AROUND, (size_t)(at - (const char *)file));
 	moe_mapping_forget(at - before, before + all / (size_t)s->n * (size_t)c->n);
 }
@@ -81,7 +83,7 @@ struct made {
 	float *x; /* [n, k] */
 	void *memory, *out[MOE_CONVERT_TENSORS];
 	struct moe_quantised q;
-	double wrong, all;
+	double wrong, all, largest;
 };
 
 static void add_error(struct made *m, int64_t n, const float *want, const float *got)
@@ -90,6 +92,7 @@ static void add_error(struct made *m, int64_t n, const float *want, const float 
 		double d = (double)got[i] - (double)want[i];
 
 		m->wrong += d * d;
+		m->largest = MOE_MAX(m->largest, fabs(d));
 		m->all += (double)want[i] * (double)want[i];
 	}
 }
@@ -129,6 +132,23 @@ static enum moe_status measure(const struct moe_convert_piece *c, struct made *m
 	return MOE_OK;
 }
 
+/* Of codes that were taken over but come near only. */
+static enum moe_status measure_kept(const struct moe_convert_source *s, const struct moe_quantised *from,
+				    const struct moe_convert_piece *c, struct made *m)
+{
+	float *row = moe_alloc((size_t)c->k * 2, sizeof *row);
+
+	if (!row)
+		return moe_fail(MOE_ERR_NOMEM, "out of memory");
+	for (int64_t i = 0; i < c->n; i++) {
+		moe_st_quantised_row(s->coded.codes, from, c->row0 + i, 0, c->k, row);
+		moe_dequantise_row(&m->q, i, 0, c->k, row + c->k);
+		add_error(m, c->k, row, row + c->k);
+	}
+	moe_free(row);
+	return MOE_OK;
+}
+
 static enum moe_status store(const struct moe_convert_piece *c, struct made *m)
 {
 	struct moe_stored s = c->stored;
@@ -158,6 +178,8 @@ static enum moe_status make(const struct moe_convert_run *r, const struct moe_co
 	}
 	if (c->keep) {
 		MOE_TRY(moe_quantised_copy(&from, c->row0, 1, &m->q, &m->memory));
+		if (s->coded.codes->codes && s->coded.codes->codes->exact)
+			MOE_TRY(measure_kept(s, &from, c, m));
 		return store(c, m);
 	}
 	m->x = moe_alloc((size_t)(c->n * c->k), sizeof *m->x);
@@ -191,7 +213,8 @@ static void count_made(struct moe_convert_run *r, const struct moe_convert_piece
 	double error = m->all > 0 ? sqrt(m->wrong / m->all) : 0;
 
 	r->count.matrices++;
-	r->count.kept += c->keep && !m->x;
+	r->count.kept += c->keep && !m->x && m->wrong == 0;
+	r->count.largest = MOE_MAX(r->count.largest, m->largest);
 	r->count.wrong += m->wrong;
 	r->count.all += m->all;
 	if (error <= r->count.worst)

@@ -9,7 +9,7 @@
 struct moe_convert_count {
 	int64_t matrices, kept;
 	double wrong, all; /* squares: of the differences, of what there was */
-	double worst;
+	double worst, largest; /* relative of a matrix; |new - old| of a weight */
 	char worst_name[MOE_CONVERT_NAME];
 };
 

@@ -2,6 +2,7 @@
 #include "model/inspect.h"
 #include "engine/trace_read.h"
 #include "model/file.h"
+#include "model/readers/gguf.h"
 #include "model/readers/safetensors.h"
 #include "model/state.h"
 #include "model/tokens.h"
@@ -254,7 +255,7 @@ static enum moe_status kind_of_file(const char *path, const struct kind **out)
 	mxt = map.bytes >= 8 && !memcmp(map.data, MOE_MXT_MARK, 8);
 	moe_file_unmap(&map);
 	*out = mxt ? &trace : &model;
-	if (mxt || !strcmp(name, "config.json"))
+	if (mxt || !strcmp(name, "config.json") || moe_gguf_is(path))
 		return MOE_OK;
 	if (moe_safetensors_open(path, &st) != MOE_OK)
 		return moe_fail(

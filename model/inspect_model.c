@@ -5,6 +5,7 @@
 #include "model/arch.h"
 #include "model/file.h"
 #include "model/quantised.h"
+#include "model/readers/gguf.h"
 
 #include <dirent.h>
 #include <stdio.h>
@@ -113,7 +114,7 @@ enum moe_status moe_inspect_model(const char *path, cJSON *o)
 	else
 		goto done;
 	status = no_memory(good);
-	if (status == MOE_OK && moe_path_is_dir(path)) {
+	if (status == MOE_OK && (moe_path_is_dir(path) || moe_gguf_is(path))) {
 		status = moe_safetensors_open(path, &st);
 		if (status == MOE_ERR_IO && !has_weights(path)) /* a config.json alone */
 			status = no_memory(moe_inspect_number(o, "files", 0));

@@ -21,6 +21,8 @@ struct kind {
 	/* beside a base: */
 	int64_t compared;
 	double wrong, all, worst;
+	/* of codes that come near the file's own: */
+	double lost, meant, most;
 	char worst_name[MOE_CONVERT_NAME + 24];
 };
 
@@ -48,6 +50,8 @@ static bool alike(const struct moe_convert_source *a, const struct moe_convert_s
 	const struct moe_coding *x = &a->coded.q.coding, *y = &b->coded.q.coding;
 	bool rows = x->group == a->k && y->group == b->k; /* whole ones */
 
+	if (a->coded.codes->codes != b->coded.codes->codes)
+		return false;
 	return a->layout == b->layout && !strcmp(what(a), what(b)) && x->scale == y->scale &&
 	       x->zero == y->zero && (rows || x->group == y->group);
 }
@@ -94,6 +98,22 @@ static void add_scales(struct kind *k, const struct moe_quantised *q)
 		}
 }
 
+/* What is lost where codes only come near. */
+static void add_lost(struct kind *k, const struct moe_convert_source *s, const struct moe_quantised *q, int64_t row,
+		     const float *x, float *meant)
+{
+	if (!s->coded.codes->codes || !s->coded.codes->codes->exact)
+		return;
+	moe_st_quantised_row(s->coded.codes, q, row, 0, s->k, meant);
+	for (int64_t i = 0; i < s->k; i++) {
+		double d = (double)x[i] - (double)meant[i];
+
+		k->lost += d * d;
+		k->meant += (double)meant[i] * (double)meant[i];
+		k->most = MOE_MAX(k->most, fabs(d));
+	}
+}
+
 /* The same rows of the base; false: it has none of this name and shape. */
 static bool base_rows(const struct view *v, const struct moe_convert_source *s, int64_t row,
 		      float *to)
@@ -121,6 +141,7 @@ static void add_values(struct view *v, struct kind *k, const struct moe_convert_
 		for (int64_t n = 0; n < s->n; n++) {
 			moe_dequantise_row(&q, n, 0, s->k, x);
 			add_row(k, x, s->k);
+			add_lost(k, s, &q, n, x, want);
 			if (!base_rows(v, s, e * s->n + n, want))
 				continue;
 			for (int64_t i = 0; i < s->k; i++) {
@@ -150,7 +171,8 @@ static enum moe_status count(struct view *v, const struct moe_convert_source *s)
 
 	k->matrices += matrices;
 	k->weights += matrices * s->n * s->k;
-	k->bytes += (int64_t)(s->coded.codes->bytes + s->coded.scale->bytes +
+	k->bytes += (int64_t)(s->coded.codes->bytes +
+			      (s->coded.scale != s->coded.codes ? s->coded.scale->bytes : 0) +
 			      (s->coded.zero ? s->coded.zero->bytes : 0));
 	if (!v->values)
 		return MOE_OK;
@@ -188,7 +210,10 @@ static bool add_ranges(const struct view *v, const struct kind *k, cJSON *o)
 		 cJSON_AddNumberToObject(o, "zeros_share", (double)k->zero_values / finite))) &&
 	       cJSON_AddNumberToObject(o, "least_scale", k->least_scale) &&
 	       cJSON_AddNumberToObject(o, "largest_scale", k->largest_scale) &&
-	       moe_inspect_number(o, "not_finite", k->beyond) && add_error(v, k, o);
+	       moe_inspect_number(o, "not_finite", k->beyond) &&
+	       (!(k->meant > 0) || (cJSON_AddNumberToObject(o, "reading_error", sqrt(k->lost / k->meant)) &&
+				    cJSON_AddNumberToObject(o, "largest_reading_error", k->most))) &&
+	       add_error(v, k, o);
 }
 
 static bool add_kind(const struct view *v, const struct kind *k, cJSON *list)
@@ -202,7 +227,8 @@ static bool add_kind(const struct view *v, const struct kind *k, cJSON *list)
 	return o && cJSON_AddItemToArray(list, o) &&
 	       cJSON_AddStringToObject(o, "format", q->coding.format->name) &&
 	       cJSON_AddStringToObject(o, "of", what(k->first)) &&
-	       cJSON_AddStringToObject(o, "names", k->first->layout->codes) &&
+	       cJSON_AddStringToObject(o, "names",
+				       k->first->layout ? k->first->layout->codes : k->first->coded.codes->dtype_text) &&
 	       moe_inspect_number(o, "columns_per_scale", row ? 0 : q->coding.group) &&
 	       moe_inspect_number(o, "rows_per_scale", q->rows) &&
 	       cJSON_AddStringToObject(o, "scale", scale) &&

@@ -3,6 +3,7 @@
 #include "model/adapters/adapter_form.h"
 #include "model/file.h"
 #include "model/merge_quantised.h"
+#include "model/readers/gguf.h"
 #include "model/staging.h"
 
 /* ---- other files ---- */
@@ -27,6 +28,11 @@ static enum moe_status advance(const char *path, int64_t bytes, void *user)
 
 static enum moe_status check_paths(const struct moe_merge_params *p)
 {
+	if (moe_gguf_is(p->model))
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"%s: an adapter cannot be merged into a GGUF file: moesaic convert %s DIR makes a folder it can be "
+				"merged into",
+				p->model, p->model);
 	if (!moe_path_is_dir(p->model))
 		return moe_fail(MOE_ERR_IO, "%s: no such folder", p->model);
 	if (moe_path_inside(p->output_dir, p->model))

@@ -124,14 +124,52 @@ static enum moe_status open(const struct moe_safetensors *st, const char *name,
 	return check_order(st, name, q);
 }
 
+struct moe_quantised moe_st_quantised_own(const struct moe_st_tensor *t)
+{
+	struct moe_quantised q = t->codes->q;
+
+	q.n = t->shape[0];
+	q.k = t->shape[1];
+	/* bytes, row by row: rows can be read alone; scales and zeros lie in them */
+	q.codes = (struct moe_array){ .dtype = MOE_U8, .ndim = 2, .data = (void *)(uintptr_t)t->data };
+	q.codes.shape[0] = t->codes->whole ? 1 : q.n;
+	q.codes.shape[1] = (int64_t)t->bytes / q.codes.shape[0];
+	q.scale.shape[0] = t->codes->whole ? 0 : q.n;
+	return q;
+}
+
+void moe_st_quantised_row(const struct moe_st_tensor *t, const struct moe_quantised *q, int64_t row, int64_t k0,
+			  int64_t k, float *dst)
+{
+	if (t->codes && t->codes->exact)
+		t->codes->exact(q, row, k0, k, dst);
+	else
+		moe_dequantise_row(q, row, k0, k, dst);
+}
+
+static enum moe_status open_own(const struct moe_st_tensor *t, int64_t experts, int64_t n, int64_t k,
+				struct moe_st_quantised *out)
+{
+	if (experts || t->ndim != 2 || t->shape[0] != n || t->shape[1] != k)
+		return moe_fail(MOE_ERR_FORMAT, "%s has another shape than [%lld, %lld]", t->name, (long long)n,
+				(long long)k);
+	out->codes = out->scale = t;
+	out->q = moe_st_quantised_own(t);
+	return MOE_OK;
+}
+
 enum moe_status moe_st_quantised_find(const struct moe_safetensors *st, const char *name,
 				      int64_t experts, int64_t n, int64_t k,
 				      struct moe_st_quantised *out, bool *found)
 {
 	char missing[NAME_MAX_BYTES] = "", codes[NAME_MAX_BYTES] = "";
 
-	*found = false;
+	const struct moe_st_tensor *own = moe_safetensors_find(st, name);
+
+	*found = own && own->codes;
 	*out = (struct moe_st_quantised){ .experts = experts };
+	if (*found)
+		return open_own(own, experts, n, k, out);
 	for (int i = 0; moe_format_list[i]; i++)
 		for (int j = 0; j < MOE_FORMAT_LAYOUTS && moe_format_list[i]->layout[j].codes;
 		     j++) {

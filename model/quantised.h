@@ -7,8 +7,20 @@
 #include "codelets/format.h"
 #include "model/readers/safetensors.h"
 
+/*
+ * How a tensor's bytes are a matrix [n, k] (its shape) of codes: coding, reader and rows of q; n, k and codes.data are
+ * the tensor's. moe_st_tensor.codes points to one.
+ */
+struct moe_st_codes {
+	struct moe_quantised q;
+	bool whole; /* the data are a reader's own object, not rows of bytes */
+	/* Columns k0..k0+k of a row as the file means them, where codes only come near; NULL: codes are exact. */
+	void (*exact)(const struct moe_quantised *q, int64_t row, int64_t k0, int64_t k, float *dst);
+};
+
 struct moe_st_quantised {
-	const struct moe_st_tensor *codes, *scale, *zero; /* zero NULL: none */
+	/* zero NULL: none. A tensor that has codes of its own is both codes and scale. */
+	const struct moe_st_tensor *codes, *scale, *zero;
 	struct moe_quantised q;				  /* the matrix, or that of expert 0 */
 	int64_t experts;				  /* 0: one matrix */
 };
@@ -21,6 +33,11 @@ struct moe_st_quantised {
 enum moe_status moe_st_quantised_find(const struct moe_safetensors *st, const char *name,
 				      int64_t experts, int64_t n, int64_t k,
 				      struct moe_st_quantised *out, bool *found);
+/* The matrix of a tensor that has codes of its own. */
+struct moe_quantised moe_st_quantised_own(const struct moe_st_tensor *t);
+/* Columns k0..k0+k of a row of q, whose codes t holds, as the file means them. */
+void moe_st_quantised_row(const struct moe_st_tensor *t, const struct moe_quantised *q, int64_t row, int64_t k0,
+			  int64_t k, float *dst);
 /* The matrix of expert e. */
 struct moe_quantised moe_st_quantised_expert(const struct moe_st_quantised *t, int64_t e);
 

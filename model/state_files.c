@@ -62,8 +62,9 @@ static enum moe_status read_scalars(const char *dir, char **path, cJSON **out)
 				format ? format : "", MOE_STATE_FORMAT);
 	sum_of(*out, found);
 	if (moe_json_opt_text(*out, SUM_KEY, &sum) != MOE_OK || !sum || strcmp(sum, found) != 0)
-		return moe_fail(MOE_ERR_FORMAT, "%s: is damaged: its checksum is %s, '%.64s' was written", *path, found,
-				sum ? sum : "");
+		return moe_fail(MOE_ERR_FORMAT,
+				"%s: is damaged: its checksum is %s, '%.64s' was written", *path,
+				found, sum ? sum : "");
 	return MOE_OK;
 }
 
@@ -166,7 +167,8 @@ static enum moe_status write_scalars(const char *path, const struct moe_scalar *
 	if (!root || !cJSON_AddStringToObject(root, "format", MOE_STATE_FORMAT))
 		status = no_memory(path);
 	for (size_t i = 0; i < n && status == MOE_OK; i++) {
-		if (cJSON_GetObjectItemCaseSensitive(root, scalars[i].key) || !strcmp(scalars[i].key, SUM_KEY))
+		if (cJSON_GetObjectItemCaseSensitive(root, scalars[i].key) ||
+		    !strcmp(scalars[i].key, SUM_KEY))
 			status = moe_fail(MOE_ERR_ARG, "%s: scalar '%s' is given twice or reserved",
 					  path, scalars[i].key);
 		else if (!add_scalar(root, &scalars[i]))
@@ -174,7 +176,8 @@ static enum moe_status write_scalars(const char *path, const struct moe_scalar *
 	}
 	if (status == MOE_OK) {
 		sum_of(root, sum);
-		status = cJSON_AddStringToObject(root, SUM_KEY, sum) ? moe_json_write(path, root) : no_memory(path);
+		status = cJSON_AddStringToObject(root, SUM_KEY, sum) ? moe_json_write(path, root)
+								     : no_memory(path);
 	}
 	cJSON_Delete(root);
 	return status;

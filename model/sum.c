@@ -39,7 +39,8 @@ static size_t blocks(struct moe_sum *s, const unsigned char *data, size_t bytes)
 void moe_sum_add(struct moe_sum *s, const void *data, size_t bytes)
 {
 	const unsigned char *from = data;
-	size_t held = s->bytes % sizeof s->rest, fill = held ? MOE_MIN(bytes, sizeof s->rest - held) : 0, done;
+	size_t held = s->bytes % sizeof s->rest,
+	       fill = held ? MOE_MIN(bytes, sizeof s->rest - held) : 0, done;
 
 	s->bytes += bytes;
 	if (fill) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A checksum of 64 bits against damaged files: as fast as memory is read, not against forgery (model/sha256.c). Bytes
- * that differ within one group of 8 always give another sum; others do but for one in 2^64. No state; thread-safe.
+ * A checksum of 64 bits against damaged files: as fast as memory is read, not against forgery
+ * (model/sha256.c). Bytes that differ within one group of 8 always give another sum; others do but
+ * for one in 2^64. No state; thread-safe.
  */
 #ifndef MOE_MODEL_SUM_H
 #define MOE_MODEL_SUM_H

@@ -281,9 +281,9 @@ static void check_gradients(struct moe_engine *e, struct file *f, struct way w)
 		backward(l, f, w);
 		if (!f->routed)
 			compare_floats(f, "grad_x", f->d.grad_x, n, t->grad_x);
-		/* 34 slots are no mean over many dot products: as layer_compare has it */
+		/* few slots: as suite_golden has it */
 		compare_floats(f, "grad_topk_weights", f->d.grad_weights, (int64_t)c->T * c->k,
-			       (f->format && table_is_packed() ? 1.5 : 1) * t->grad_weights);
+			       (f->format ? 1.15 : 1) * t->grad_weights);
 		for (int i = 0; i < BLOCK_WEIGHTS; i++) {
 			double *g;
 

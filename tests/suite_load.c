@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loading streams: each byte of a checkpoint is read once, and little more than the weights is in memory meanwhile. */
+/* Loading streams: each byte of a checkpoint is read once, and little more than the weights is in
+ * memory meanwhile. */
 #include "tests/child.h"
 #include "tests/model_reference.h"
 
@@ -11,11 +12,15 @@
 
 const char moe_suite_name[] = "load";
 
-#define CONFIG(H, I, E, L)                                                                                             \
-	"{\"model_type\":\"qwen3_moe\",\"hidden_size\":" #H ",\"num_attention_heads\":4,\"num_key_value_heads\":2,"        \
-	"\"head_dim\":32,\"num_hidden_layers\":" #L ",\"rms_norm_eps\":1e-5,\"hidden_act\":\"silu\","                      \
-	"\"max_position_embeddings\":256,\"rope_theta\":10000.0,\"vocab_size\":1000,\"intermediate_size\":64,"           \
-	"\"moe_intermediate_size\":" #I ",\"num_experts\":" #E ",\"num_experts_per_tok\":2,\"decoder_sparse_step\":1,"   \
+#define CONFIG(H, I, E, L)                                                                         \
+	"{\"model_type\":\"qwen3_moe\",\"hidden_size\":" #H                                        \
+	",\"num_attention_heads\":4,\"num_key_value_heads\":2,"                                    \
+	"\"head_dim\":32,\"num_hidden_layers\":" #L                                                \
+	",\"rms_norm_eps\":1e-5,\"hidden_act\":\"silu\","                                          \
+	"\"max_position_embeddings\":256,\"rope_theta\":10000.0,\"vocab_size\":1000,"              \
+	"\"intermediate_size\":64,"                                                                \
+	"\"moe_intermediate_size\":" #I ",\"num_experts\":" #E                                     \
+	",\"num_experts_per_tok\":2,\"decoder_sparse_step\":1,"                                    \
 	"\"mlp_only_layers\":[],\"norm_topk_prob\":true,\"tie_word_embeddings\":false}"
 
 /* A number behind a key in a file of /proc/self. */
@@ -86,22 +91,31 @@ static void write_fused(const struct ref_model *ref, const char *dir)
 
 		if (strstr(it->name, ".experts."))
 			continue;
-		items[n] = (struct moe_st_item){ .name = it->name, .dtype = MOE_F32, .ndim = it->ndim, .data = it->data };
+		items[n] = (struct moe_st_item){
+			.name = it->name, .dtype = MOE_F32, .ndim = it->ndim, .data = it->data
+		};
 		memcpy(items[n++].shape, it->shape, sizeof it->shape);
 	}
 	for (int l = 0; l < a->n_layers; l++)
 		for (int down = 0; down < 2; down++) {
-			enum moe_role role = down ? MOE_ROLE_EXPERTS_DOWN : MOE_ROLE_EXPERTS_GATE_UP;
+			enum moe_role role =
+				down ? MOE_ROLE_EXPERTS_DOWN : MOE_ROLE_EXPERTS_GATE_UP;
 			int at = 2 * l + down, mats = down ? 1 : 2;
 
 			all[at] = malloc((size_t)a->n_experts * (size_t)mats * one * sizeof(float));
 			for (int e = 0; e < a->n_experts; e++)
 				for (int j = 0; j < mats; j++)
-					memcpy(all[at] + ((size_t)e * (size_t)mats + (size_t)j) * one,
-					       ref_get(ref, down ? MOE_ROLE_EXPERT_DOWN : MOE_ROLE_EXPERT_GATE + j, l, e),
+					memcpy(all[at] +
+						       ((size_t)e * (size_t)mats + (size_t)j) * one,
+					       ref_get(ref,
+						       down ? MOE_ROLE_EXPERT_DOWN
+							    : MOE_ROLE_EXPERT_GATE + j,
+						       l, e),
 					       one * sizeof(float));
 			moe_arch_tensor_name(a, role, l, -1, 0, names[at]);
-			items[n] = (struct moe_st_item){ .name = names[at], .dtype = MOE_F32, .data = all[at] };
+			items[n] = (struct moe_st_item){ .name = names[at],
+							 .dtype = MOE_F32,
+							 .data = all[at] };
 			items[n].ndim = moe_arch_tensor_shape(a, role, l, items[n].shape);
 			n++;
 		}
@@ -132,8 +146,13 @@ static void load(const void *arg)
 {
 	const struct loading *c = arg;
 	struct moe_engine *e = open_with(2, c->parts, NULL);
-	struct moe_model_params p = { .struct_size = sizeof p, .dir = c->dir, .weights = c->weights, .method = c->method,
-				      .max_tokens = 16, .inference_only = c->method == MOE_METHOD_LORA, .progress = progress };
+	struct moe_model_params p = { .struct_size = sizeof p,
+				      .dir = c->dir,
+				      .weights = c->weights,
+				      .method = c->method,
+				      .max_tokens = 16,
+				      .inference_only = c->method == MOE_METHOD_LORA,
+				      .progress = progress };
 	struct moe_model_info info = { .struct_size = sizeof info };
 	int64_t bytes = tensor_bytes(c->dir), read, resident;
 	struct moe_model *m = NULL;
@@ -151,12 +170,14 @@ static void load(const void *arg)
 		/* two layers, of what the weights take */
 		int64_t most = info.weight_bytes + 2 * info.weight_bytes / info.layers;
 
-		printf("  %s: %.1f MB of weights, at most %.1f MB more than before, bound %.1f\n", c->dir + strlen(moe_test_dir()),
-		       1e-6 * (double)info.weight_bytes, 1e-6 * (double)high, 1e-6 * (double)most);
+		printf("  %s: %.1f MB of weights, at most %.1f MB more than before, bound %.1f\n",
+		       c->dir + strlen(moe_test_dir()), 1e-6 * (double)info.weight_bytes,
+		       1e-6 * (double)high, 1e-6 * (double)most);
 		CHECK(high <= most);
 	} else {
-		printf("  %s, %d parts: %lld bytes of tensors, %lld read\n", c->dir + strlen(moe_test_dir()), c->parts,
-		       (long long)bytes, (long long)read);
+		printf("  %s, %d parts: %lld bytes of tensors, %lld read\n",
+		       c->dir + strlen(moe_test_dir()), c->parts, (long long)bytes,
+		       (long long)read);
 		/* the rest: config.json and a few numbers of the kernel's */
 		CHECK(read >= bytes && read < bytes + (64 << 10));
 	}
@@ -166,8 +187,11 @@ static void load(const void *arg)
 
 static void test_read_once(void)
 {
-	static const char *const formats[] = { "bf16", "int8", "int4", "fp8", "mxfp4", "gptq", "awq" };
-	static const struct loading more[] = { { .weights = "int8", .parts = 3 }, { .method = MOE_METHOD_FULL, .parts = 3 },
+	static const char *const formats[] = {
+		"bf16", "int8", "int4", "fp8", "mxfp4", "gptq", "awq"
+	};
+	static const struct loading more[] = { { .weights = "int8", .parts = 3 },
+					       { .method = MOE_METHOD_FULL, .parts = 3 },
 					       { .method = MOE_METHOD_HYBRID, .parts = 1 } };
 	struct ref_model ref;
 	char dir[600], fused[600];

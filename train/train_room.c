@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Room on the disk for checkpoints and results: a run that cannot end well is told so before it begins. */
+/* Room on the disk for checkpoints and results: a run that cannot end well is told so before it
+ * begins. */
 #include "train/run.h"
 
 #include "engine/size.h"
@@ -41,7 +42,8 @@ static enum moe_status result_bytes(const struct moe_run *r, int64_t *bytes)
 static int64_t most_checkpoints(const struct moe_run *r)
 {
 	const struct moe_trainer_params *p = r->p;
-	int64_t left = r->total_steps - r->progress.step, n = p->save_steps > 0 ? left / p->save_steps : 0;
+	int64_t left = r->total_steps - r->progress.step,
+		n = p->save_steps > 0 ? left / p->save_steps : 0;
 
 	if (p->load_best && r->eval_tokens)
 		n += left / MOE_MAX(1, p->eval_steps ? p->eval_steps : r->steps_per_epoch);
@@ -53,7 +55,9 @@ static int64_t old_checkpoints(const struct moe_run *r)
 {
 	const struct moe_folder_copy all = { .skip = is_nothing };
 	int64_t bytes = 0;
-	char *dir = r->saved ? moe_format("%s/checkpoint-%lld", r->p->output_dir, (long long)r->saved) : NULL;
+	char *dir =
+		r->saved ? moe_format("%s/checkpoint-%lld", r->p->output_dir, (long long)r->saved)
+			 : NULL;
 
 	if (dir && (!moe_path_is_dir(dir) || moe_folder_bytes(&all, dir, &bytes) != MOE_OK))
 		bytes = 0;
@@ -77,12 +81,14 @@ enum moe_status moe_run_check_room(struct moe_run *r)
 	room = (double)fs.f_bavail * (double)fs.f_frsize;
 	if (room >= (double)need)
 		return MOE_OK;
-	return moe_fail(MOE_ERR_NOFIT,
-			"%s: the file system has %s left, this run needs %s: %s %s, %lld checkpoint%s of %s at a time. Make "
-			"room, keep fewer (--save-total-limit, --save-steps), or name another --output-dir",
-			r->p->output_dir, moe_size((int64_t)room).text, moe_size(need).text,
-			r->t->whole ? "the model" : "the adapter", moe_size(result).text, (long long)n, n == 1 ? "" : "s",
-			moe_size(state).text);
+	return moe_fail(
+		MOE_ERR_NOFIT,
+		"%s: the file system has %s left, this run needs %s: %s %s, %lld checkpoint%s of "
+		"%s at a time. Make "
+		"room, keep fewer (--save-total-limit, --save-steps), or name another --output-dir",
+		r->p->output_dir, moe_size((int64_t)room).text, moe_size(need).text,
+		r->t->whole ? "the model" : "the adapter", moe_size(result).text, (long long)n,
+		n == 1 ? "" : "s", moe_size(state).text);
 }
 
 enum moe_status moe_run_check_state_room(struct moe_run *r)

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/readers/safetensors.h"
+#include "model/readers/gguf.h"
 #include "model/readers/safetensors_header.h"
+#include "model/readers/safetensors_table.h"
 
 #include <dirent.h>
+#include <sys/mman.h>
 
 #define INDEX_NAME "model.safetensors.index.json"
 #define SUFFIX ".safetensors"
@@ -16,8 +19,17 @@ struct st_file {
 	const cJSON *metadata;
 };
 
+/* Memory of moe_st_table_memory: the first bytes of it. */
+struct block {
+	struct block *next;
+	size_t bytes, used;
+};
+
 struct moe_safetensors {
 	char *path;
+	struct block *blocks;
+	void *owned; /* by moe_st_table_own */
+	void (*close_owned)(void *owned);
 	struct st_file *files;
 	int n_files, cap_files;
 	struct moe_st_tensor *tensors;
@@ -259,8 +271,95 @@ static enum moe_status choose_files(struct moe_safetensors *st)
 	return status;
 }
 
+/* ---- what other readers add ---- */
+
+#define BLOCK_BYTES ((size_t)256 << 10)
+#define BLOCK_ALIGN ((size_t)64)
+
+void *moe_st_table_memory(struct moe_safetensors *st, size_t bytes)
+{
+	struct block *b = st->blocks;
+	size_t first = (sizeof *b + BLOCK_ALIGN - 1) & ~(BLOCK_ALIGN - 1), at, room;
+
+	bytes = (bytes + BLOCK_ALIGN - 1) & ~(BLOCK_ALIGN - 1);
+	if (!b || b->bytes - b->used < bytes) {
+		room = MOE_MAX(BLOCK_BYTES, bytes + first);
+		b = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+		if (b == MAP_FAILED)
+			return NULL;
+		b->bytes = room;
+		b->used = first;
+		b->next = st->blocks;
+		st->blocks = b;
+	}
+	at = b->used;
+	b->used += bytes;
+	return (char *)b + at;
+}
+
+enum moe_status moe_st_table_file(struct moe_safetensors *st, const char *path, struct moe_mapping map)
+{
+	enum moe_status status = add_file(st, moe_strdup(path));
+
+	if (status == MOE_OK)
+		st->files[st->n_files - 1].map = map;
+	else
+		moe_file_unmap(&map);
+	return status;
+}
+
+enum moe_status moe_st_table_tensor(struct moe_safetensors *st, const struct moe_st_tensor *t)
+{
+	struct moe_st_tensor own = *t;
+	char *name;
+
+	if (st->n_slots && *slot_of(st, t->name))
+		return moe_fail(MOE_ERR_FORMAT, "%s is there already", t->name);
+	name = moe_st_table_memory(st, strlen(t->name) + 1);
+	if (!name)
+		return no_memory(st);
+	own.name = strcpy(name, t->name);
+	return append(st, &own);
+}
+
+enum moe_status moe_st_table_replace(struct moe_safetensors *st, const struct moe_st_tensor *t)
+{
+	uint32_t at = st->n_slots ? *slot_of(st, t->name) : 0;
+	struct moe_st_tensor own = *t;
+
+	if (!at)
+		return moe_st_table_tensor(st, t);
+	own.name = st->tensors[at - 1].name;
+	st->tensors[at - 1] = own;
+	return MOE_OK;
+}
+
+enum moe_status moe_st_table_own(struct moe_safetensors *st, void *owned, void (*close)(void *owned))
+{
+	if (st->owned) {
+		close(owned);
+		return moe_fail(MOE_ERR_STATE, "%s: weights of experts were put in its place already", st->path);
+	}
+	st->owned = owned;
+	st->close_owned = close;
+	return MOE_OK;
+}
+
+static enum moe_status load_gguf(struct moe_safetensors *st)
+{
+	struct moe_gguf *g;
+	enum moe_status status;
+
+	MOE_TRY(moe_gguf_open(st->path, &g));
+	status = moe_gguf_fill(g, st);
+	moe_gguf_close(g);
+	return status;
+}
+
 static enum moe_status load(struct moe_safetensors *st)
 {
+	if (moe_gguf_is(st->path))
+		return load_gguf(st);
 	MOE_TRY(choose_files(st));
 	for (int i = 0; i < st->n_files; i++)
 		MOE_TRY(load_file(st, i));
@@ -299,12 +398,20 @@ void moe_safetensors_close(struct moe_safetensors *st)
 {
 	if (!st)
 		return;
+	if (st->owned)
+		st->close_owned(st->owned);
 	for (int i = 0; i < st->n_files; i++) {
 		moe_file_unmap(&st->files[i].map);
 		cJSON_Delete(st->files[i].root);
 		moe_free(st->files[i].path);
 	}
 	cJSON_Delete(st->index);
+	while (st->blocks) {
+		struct block *b = st->blocks;
+
+		st->blocks = b->next;
+		munmap(b, b->bytes);
+	}
 	moe_free(st->files);
 	moe_free(st->tensors);
 	moe_free(st->slots);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reading safetensors: one file, or a checkpoint directory of one file or of shards with an index.
- * Files are mapped read-only and trusted in nothing: every header field is checked at open. The
+ * Reading safetensors: one file, or a checkpoint directory of one file or of shards with an index;
+ * and a GGUF file as if it were such a checkpoint (gguf_tensors.c). Files are mapped read-only and trusted in nothing: every header field is checked at open. The
  * object is immutable after open: any number of threads may read it.
  */
 #ifndef MOE_MODEL_READERS_SAFETENSORS_H
@@ -10,6 +10,7 @@
 #include "engine/base.h"
 
 struct moe_safetensors;
+struct moe_st_codes;
 
 /*
  * One tensor. dtype is MOE_DTYPE_COUNT when this reader cannot interpret it (dtype_text says what
@@ -25,10 +26,12 @@ struct moe_st_tensor {
 	const void *data;
 	size_t bytes;
 	int file; /* which file of the checkpoint: moe_safetensors_file_path */
+	/* A matrix that a file quantises in a way of its own (model/quantised.h; dtype MOE_DTYPE_COUNT), or NULL. */
+	const struct moe_st_codes *codes;
 };
 
 /*
- * Opens path: a file, or a directory that holds model.safetensors, else
+ * Opens path: a file (a GGUF one too), or a directory that holds model.safetensors, else
  * model.safetensors.index.json with its shards, else exactly one *.safetensors.
  * With an index a name belongs to the shard that the index gives it; tensors of the shards that the
  * index omits are listed too. Errors name the file: MOE_ERR_IO (unreadable, missing shard),

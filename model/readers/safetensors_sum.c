@@ -33,13 +33,17 @@ static enum moe_status compare(const char *path, const struct moe_mapping *m, ch
 
 		MOE_TRY(moe_mapping_read(m, path, at, n, buf));
 		if (!at && !take_digits(buf, n, &want))
-			return moe_fail(MOE_ERR_FORMAT, "%s: is damaged: its header has no checksum", path);
+			return moe_fail(MOE_ERR_FORMAT,
+					"%s: is damaged: its header has no checksum", path);
 		moe_sum_add(&sum, buf, n);
 	}
 	found = moe_sum_end(&sum);
 	if (!m->bytes || found != want)
-		return moe_fail(MOE_ERR_FORMAT, "%s: is damaged: the checksum of its %zu bytes is %016llx, %016llx was written",
-				path, m->bytes, (unsigned long long)found, (unsigned long long)want);
+		return moe_fail(MOE_ERR_FORMAT,
+				"%s: is damaged: the checksum of its %zu bytes is %016llx, %016llx "
+				"was written",
+				path, m->bytes, (unsigned long long)found,
+				(unsigned long long)want);
 	return MOE_OK;
 }
 

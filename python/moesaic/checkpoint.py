@@ -32,13 +32,23 @@ def _keep_offsets_whole(node):
             _keep_offsets_whole(child)
 
 
-class Checkpoint:
-    """The tokenizer and template of one model folder."""
+def model_folder(model):
+    """The folder with a model's tokenizer: a model that is a GGUF file has the one it lies in."""
+    return os.path.dirname(model) or "." if os.path.isfile(model) else model
 
-    def __init__(self, folder):
+
+class Checkpoint:
+    """The tokenizer and template of one model: a folder, or a GGUF file in one."""
+
+    def __init__(self, model):
+        folder = model_folder(model)
         if not os.path.isdir(folder):
             raise UserError(f"--model {folder}: no such folder")
         path = os.path.join(folder, "tokenizer.json")
+        if not os.path.isfile(path) and folder != model:
+            raise UserError(
+                f"--model {model}: no tokenizer.json beside it, and the tokenizer inside a GGUF file is not read: put the original model's tokenizer.json (and tokenizer_config.json, chat_template.jinja) into {folder}"
+            )
         if not os.path.isfile(path):
             raise UserError(
                 f"--model {folder}: no tokenizer.json in it (only the fast tokenizer format is read; rows with input_ids and labels need none)"

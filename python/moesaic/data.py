@@ -10,7 +10,7 @@ import random
 import sys
 
 from . import packing, report, rows, spans
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, model_folder
 from .errors import UserError, run_main
 from .options import Parser, pairs, positive
 from .progress import Progress
@@ -85,7 +85,7 @@ class Tokeniser:
 
     def vocab_size(self):
         """Of the model where config.json says it (rows may hold any id the embedding has), else of the tokenizer."""
-        path = os.path.join(self.model_folder, "config.json")
+        path = os.path.join(model_folder(self.model_folder), "config.json")
         if os.path.isfile(path):
             with open(path, encoding="utf-8") as file:
                 size = json.load(file).get("vocab_size")
@@ -222,7 +222,7 @@ def tokenise(options, stream):
     """-> (Documents, Tokeniser, shape of each file)"""
     options.template_vars = pairs(options.template_vars, "--template-vars", as_json=True)
     options.columns = pairs(options.columns, "--columns")
-    if not os.path.isdir(options.model):
+    if not os.path.isdir(model_folder(options.model)):
         raise UserError(f"--model {options.model}: no such folder")
     tokeniser, documents, shapes = Tokeniser(options.model, options), Documents(options), {}
     progress = Progress("tokenising", sum(map(_size, options.data)), stream)
@@ -251,7 +251,7 @@ def _size(path):
 def _metadata(options, documents, tokeniser, shapes):
     chat = any(s in ("alpaca", "sharegpt", "messages") for s in shapes.values())
     template = tokeniser.template.source if chat else ""
-    has_tokenizer = os.path.isfile(os.path.join(options.model, "tokenizer.json"))
+    has_tokenizer = os.path.isfile(os.path.join(model_folder(options.model), "tokenizer.json"))
     tokenizer = tokeniser.checkpoint.tokenizer_sha256 if has_tokenizer else ""
     parts = {
         "data": [file_sha256(path) for path in options.data],

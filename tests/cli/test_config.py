@@ -146,7 +146,7 @@ class Config(Case):
         line = self.bad_line("train", "--config", config)
         self.assertIn("--model DIR is missing", line)
         self.write("kt.json", json.dumps({"kt_weight_path": "/kt"}))
-        self.assertIn("Hugging Face checkpoint", self.bad(2, "train", "--config", config))
+        self.assertIn("--model DIR is missing", self.bad(2, "train", "--config", config))
 
     def bad_line(self, *arguments):
         """The last line of an error that notes come before."""

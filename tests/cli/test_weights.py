@@ -30,6 +30,24 @@ class Weights(Case):
         self.assertNotEqual(loss["keep"], loss["int4"])
         self.assertLess(abs(loss["keep"] - loss["int4"]), 0.1)
 
+    def test_quantised_experts_are_expanded(self):
+        """bf16: the same bits as of a checkpoint that was converted before; a plain one stays what it is."""
+        for weights in ("int8", "fp8", "awq"):
+            coded, plain = self.path(weights), self.path(f"{weights}-bf16")
+            self.good("convert", MODEL, coded, "--weights", weights)
+            self.good("convert", coded, plain, "--weights", "bf16")
+            for parts in ("1", "3"):
+                run = lambda model, flag: json.loads(
+                    self.good(*self.train_arguments("--max-steps", 3, "--weights", flag, "--overwrite", "--json", "--numa", parts,
+                                                    "--lora-target", "experts", model=model)).stdout)["last_loss"]  # fmt: skip
+                if weights != "fp8":  # whose attention is quantised too, and stays so
+                    self.assertEqual(run(coded, "bf16"), run(plain, "keep"), weights)
+                same = run(coded, "keep") == run(coded, "bf16")
+                self.assertEqual(same, weights == "fp8")  # which is multiplied as bf16 in any case (docs/formats.md)
+        self.assertEqual(self.train("bf16")["last_loss"], self.train("keep")["last_loss"])
+        line = self.bad(2, *self.train_arguments("--weights", "int4", "--overwrite", model=self.path("int8")))
+        self.assertIn('"bf16" expands them', line)
+
     def test_what_it_excludes(self):
         result = self.run_tool(*self.train_arguments("--weights", "int4", "--backward-weights", "resident"))
         self.assertEqual(result.returncode, 2, result.stderr)

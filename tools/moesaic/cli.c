@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 static const char *command_name;
 static int quiet;
@@ -77,6 +78,16 @@ void *cli_alloc(size_t bytes)
 		exit(CLI_NOFIT);
 	}
 	return p;
+}
+
+char *cli_model_folder(const char *model)
+{
+	const char *slash = strrchr(model, '/');
+	struct stat st;
+
+	if (stat(model, &st) || !S_ISREG(st.st_mode))
+		return cli_format("%s", model);
+	return slash ? cli_format("%.*s", (int)(slash - model) + (slash == model), model) : cli_format(".");
 }
 
 char *cli_format(const char *fmt, ...)

@@ -39,6 +39,8 @@ void cli_set_quiet(int quiet);
 
 /* Never NULL: without memory the process ends with a message. */
 void *cli_alloc(size_t bytes);
+/* The folder with a model's tokenizer: a model that is a GGUF file has the one it lies in. free() it. */
+char *cli_model_folder(const char *model);
 char *cli_format(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 /* The known name nearest to `name`, or NULL if none is near; names end with NULL. */

@@ -6,11 +6,12 @@
 
 #include <cjson/cJSON.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static const struct option what[] = {
-	{ "weights", OPTION_CHOICE, OPTION_COMMON, "int8|int4|fp8|mxfp4|gptq|awq|bf16|f16|f32",
-	  NULL, "format of a model's weights", 0, 0, "", NULL },
+	{ "weights", OPTION_CHOICE, OPTION_COMMON, "nearest|int8|int4|fp8|mxfp4|gptq|awq|bf16|f16|f32",
+	  NULL, "format of a model's weights (of a GGUF file: nearest)", 0, 0, "", NULL },
 	{ "layers", OPTION_CHOICE, OPTION_COMMON, "experts|linear", NULL,
 	  "what becomes so: experts, or all projections (fp8: linear, other formats: experts)", 0,
 	  0, "", NULL },
@@ -41,6 +42,19 @@ static bool has_file(const char *dir, const char *name)
 	return there;
 }
 
+/* A GGUF file, or what the reader refuses. */
+static bool is_file(const char *path)
+{
+	struct stat st;
+
+	return stat(path, &st) == 0 && S_ISREG(st.st_mode);
+}
+
+static const char *weights_of(const struct settings *s)
+{
+	return settings_has(s, "weights") ? settings_text(s, "weights") : "nearest";
+}
+
 /* What IN is: *model. An exit code after an error line. */
 static int check(const struct settings *s, bool *model)
 {
@@ -51,7 +65,7 @@ static int check(const struct settings *s, bool *model)
 	if (access(in, R_OK))
 		return cli_fail(CLI_USAGE, "%s: no such folder", in);
 	*model = !has_file(in, "adapter_config.json");
-	if (*model && !has_file(in, "config.json"))
+	if (*model && !is_file(in) && !has_file(in, "config.json"))
 		return cli_fail(CLI_USAGE,
 				"%s: it has no adapter_config.json and no config.json, so it "
 				"is neither an adapter nor a model",
@@ -68,7 +82,7 @@ static int check(const struct settings *s, bool *model)
 				in);
 	if (!*model && !settings_has(s, "adapter-format"))
 		return cli_fail(CLI_USAGE, "--adapter-format peft|per-expert|kt is missing");
-	if (*model && !settings_has(s, "weights"))
+	if (*model && !is_file(in) && !settings_has(s, "weights"))
 		return cli_fail(CLI_USAGE,
 				"--weights int8|int4|fp8|mxfp4|gptq|awq|bf16|f16|f32 is missing");
 	return 0;
@@ -119,7 +133,7 @@ static void print_json(const struct settings *s, const struct moe_convert_model_
 	char *text;
 
 	cJSON_AddStringToObject(o, "output_dir", s->operands[1]);
-	cJSON_AddStringToObject(o, "weights", settings_text(s, "weights"));
+	cJSON_AddStringToObject(o, "weights", weights_of(s));
 	cJSON_AddNumberToObject(o, "tensors", (double)r->tensors);
 	cJSON_AddNumberToObject(o, "converted", (double)r->converted);
 	cJSON_AddNumberToObject(o, "kept", (double)r->kept);
@@ -130,6 +144,7 @@ static void print_json(const struct settings *s, const struct moe_convert_model_
 	cJSON_AddNumberToObject(o, "error", r->error);
 	cJSON_AddNumberToObject(o, "worst_error", r->worst_error);
 	cJSON_AddStringToObject(o, "worst", r->worst);
+	cJSON_AddNumberToObject(o, "largest_error", r->largest_error);
 	cJSON_AddNumberToObject(o, "seconds", r->seconds);
 	text = cJSON_PrintUnformatted(o);
 	puts(text ? text : "{}");
@@ -146,7 +161,7 @@ static void print_model(const struct settings *s, const struct moe_convert_model
 	if (settings_on(s, "quiet"))
 		return;
 	printf("%lld matrices to %s, %s to %s in %lld %s, %.1f s: %s\n",
-	       (long long)r->converted, settings_text(s, "weights"), moe_size(r->bytes_in).text,
+	       (long long)r->converted, weights_of(s), moe_size(r->bytes_in).text,
 	       moe_size(r->bytes).text, (long long)r->shards, r->shards == 1 ? "file" : "files",
 	       r->seconds, s->operands[1]);
 	if (r->resumed)
@@ -155,8 +170,8 @@ static void print_model(const struct settings *s, const struct moe_convert_model
 	if (r->kept)
 		printf("%lld matrices: the codes they had, exactly\n", (long long)r->kept);
 	if (r->worst_error > 0)
-		printf("relative error (L2) %.3g, at most %.3g in %s\n", r->error, r->worst_error,
-		       r->worst);
+		printf("relative error (L2) %.3g, at most %.3g in %s; of a weight at most %.3g\n", r->error,
+		       r->worst_error, r->worst, r->largest_error);
 }
 
 static int run_model(const struct settings *s)
@@ -166,7 +181,7 @@ static int run_model(const struct settings *s)
 		.struct_size = sizeof p,
 		.in = s->operands[0],
 		.out = s->operands[1],
-		.weights = settings_text(s, "weights"),
+		.weights = weights_of(s),
 		.layers = settings_text(s, "layers"),
 		.max_shard_bytes = settings_int(s, "max-shard-size"),
 		.threads = (int)settings_int(s, "threads"),

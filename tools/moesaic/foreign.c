@@ -42,10 +42,7 @@ static const struct rule rules[] = {
 	{ "kt_lora_alpha", NULL, MAP, "lora-alpha", NULL },
 	{ "kt_lora_dropout", NULL, MAP, "lora-dropout", NULL },
 	{ "kt_train_mode", NULL, MAP, "method", NULL },
-	{ "kt_weight_path", NULL, REFUSE,
-	  "converted kt weights are not in this version yet; "
-	  "moesaic reads the Hugging Face checkpoint",
-	  NULL },
+	{ "kt_weight_path", NULL, MAP, "kt-weights", NULL },
 	{ "kt_expert_weight_format", "bf16", IGNORE, NULL, NULL },
 	{ "kt_expert_weight_format", NULL, MAP, "weights", NULL },
 	{ "kt_full_weight_grad", "false", IGNORE, NULL, NULL },

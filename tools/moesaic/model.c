@@ -40,9 +40,19 @@ static int check_folder(const char *flag, const char *dir, const char *file)
 	return there ? 0 : cli_fail(CLI_USAGE, "--%s %s: it has no %s", flag, dir, file);
 }
 
+/* A folder, or a GGUF file: what is in a file its reader tells. */
+static int check_model(const char *model)
+{
+	struct stat st;
+
+	if (stat(model, &st) == 0 && S_ISREG(st.st_mode))
+		return 0;
+	return check_folder("model", model, "config.json");
+}
+
 int tool_model_check(const struct settings *s)
 {
-	int rc = check_folder("model", settings_text(s, "model"), "config.json");
+	int rc = check_model(settings_text(s, "model"));
 
 	if (!rc && settings_has(s, "adapter"))
 		rc = check_folder("adapter", settings_text(s, "adapter"), "adapter_config.json");
@@ -119,7 +129,8 @@ int tool_model_open_inference(struct tool_model *m, const struct settings *s, in
 	struct moe_model_params p = { .inference_only = 1,
 				      .keep_text = text,
 				      .max_tokens = (int)max_tokens,
-				      .weights = settings_text(s, "weights") };
+				      .weights = settings_text(s, "weights"),
+				      .kt_weights = settings_text(s, "kt-weights") };
 
 	return open_both(m, s, &p);
 }
@@ -184,6 +195,7 @@ char *tool_model_params(const struct settings *s, struct moe_model_params *p)
 		.max_tokens = by_rows ? 0 : (int)settings_int(s, "batch-tokens"),
 		.backward_weights = settings_text(s, "backward-weights"),
 		.weights = settings_text(s, "weights"),
+		.kt_weights = settings_text(s, "kt-weights"),
 		.recompute = recompute_of(s),
 		.lora_dropout = settings_real(s, "lora-dropout"),
 		.method = method_of(s),

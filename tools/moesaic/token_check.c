@@ -53,13 +53,17 @@ static char *read_all(const char *path)
 /* The model's own template; NULL: it has none that is found without Python. */
 static char *model_template(const char *model)
 {
-	char *path = cli_format("%s/chat_template.jinja", model), *text = read_all(path);
+	char *folder = cli_model_folder(model);
+	char *path = cli_format("%s/chat_template.jinja", folder), *text = read_all(path);
 	cJSON *config;
 
 	free(path);
-	if (text)
+	path = cli_format("%s/tokenizer_config.json", folder);
+	free(folder);
+	if (text) {
+		free(path);
 		return text;
-	path = cli_format("%s/tokenizer_config.json", model);
+	}
 	text = read_all(path);
 	free(path);
 	config = text ? cJSON_Parse(text) : NULL;

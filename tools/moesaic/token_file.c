@@ -28,13 +28,14 @@ static uint64_t mix(uint64_t hash, const void *data, size_t bytes)
 static uint64_t fingerprint(const struct arguments *a, char **files, int n, const char *model)
 {
 	uint64_t hash = 14695981039346656037u;
+	char *folder = cli_model_folder(model);
 	struct stat st;
 
 	for (int i = 0; i < a->count; i++)
 		hash = mix(hash, a->items[i], strlen(a->items[i]) + 1);
 	for (int i = -2; i < n; i++) {
 		char *path =
-			i < 0 ? cli_format("%s/%s", model,
+			i < 0 ? cli_format("%s/%s", folder,
 					   i == -2 ? "tokenizer.json" : "tokenizer_config.json")
 			      : cli_format("%s", files[i]);
 
@@ -44,6 +45,7 @@ static uint64_t fingerprint(const struct arguments *a, char **files, int n, cons
 		}
 		free(path);
 	}
+	free(folder);
 	return hash;
 }
 

@@ -28,6 +28,21 @@ bool avx512_bf16_has_vbmi(void);
 void avx512_bf16_decode_magnitudes(const float *values, const float scale[16], int64_t steps,
 				   const uint8_t *codes, uint16_t *dst);
 
+/*
+ * 16 bytes in each lane. On Zen 4 vbroadcasti32x4 is a load and a shuffle, which decoding has enough of; a broadcast
+ * of 8 bytes is a load, or part of a blend. gcc would go by general registers.
+ */
+INLINE __m512i lanes(const void *p)
+{
+	const uint64_t *q = p;
+	__mmask8 upper = 0xaa;
+	__m512i v;
+
+	__asm__("vpbroadcastq %1, %0" : "=v"(v) : "m"(q[0]));
+	__asm__("vpblendmq %1%{1to8%}, %0, %0%{%2%}" : "+v"(v) : "m"(q[1]), "Yk"(upper));
+	return v;
+}
+
 INLINE __m512i two(__m512 low, __m512 high)
 {
 	return (__m512i)_mm512_cvtne2ps_pbh(high, low);
@@ -78,8 +93,8 @@ INLINE void tables4(const bool zeros, __m512 values, __m512 scale, __m512 zero, 
 	}
 }
 
-/* What the vectors of a group are made with: 4 bits, words of rows 2 i and 2 i + 1; 8-bit integers, their scales, 8
- * lanes each (forward); FP8, low and high bytes. */
+/* What the vectors of a group are made with: 4 bits, words of rows 2 i and 2 i + 1; 8-bit integers, their scales;
+ * FP8, low and high bytes. */
 struct coded_tables {
 	_Alignas(64) float scale[16];
 	float zero[16];
@@ -115,7 +130,7 @@ INLINE __m512i look_up4(const __m512i table[8], const uint8_t *codes, const int 
 					      0x800b800a80098008, 0x8007800680058004, 0x8007800680058004,
 					      0x8003800280018000, 0x8003800280018000);
 	const __m512i nibble = _mm512_broadcast_i64x2(_mm_set_epi64x(0x0004000400040004, 0));
-	__m512i rows = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i *)(codes + 16 * z)));
+	__m512i rows = lanes(codes + 16 * z);
 	__m512i index = _mm512_ternarylogic_epi64(
 		_mm512_srlv_epi16(_mm512_shuffle_epi8(rows, word), nibble), _mm512_set1_epi16(15), row,
 		0xea);

@@ -44,6 +44,16 @@ INLINE void few4(const int rows, const int sets, const bool keep, const enum moe
 	coded_finish(rows, sets, sum, c);
 }
 
+/* look_up4 */
+INLINE __m512i memory_look_up4(const __m512i table[8], const struct fwd_orders *o, const uint8_t *codes, const int z)
+{
+	__m512i words = _mm512_shuffle_epi8(lanes(codes + 16 * z), _mm512_load_si512(o->word));
+	__m512i index = _mm512_ternarylogic_epi64(_mm512_srlv_epi16(words, _mm512_load_si512(o->shift)),
+						  _mm512_load_si512(o->low), _mm512_load_si512(o->row), 0xea);
+
+	return _mm512_permutex2var_epi16(table[2 * z], index, table[2 * z + 1]);
+}
+
 INLINE void more4(const int rows, const bool keep, const enum moe_dtype dtype,
 		  const struct coded_call *c)
 {
@@ -52,6 +62,7 @@ INLINE void more4(const int rows, const bool keep, const enum moe_dtype dtype,
 	const uint8_t *codes = p->codes;
 	const uint16_t *x = (const uint16_t *)c->seg->x + c->seg->col * rows;
 	struct coded_tables *t = c->tables;
+	const struct fwd_orders *o = fwd_orders();
 	__m512 sum[2][FWD_ROWS][4];
 	uint16_t *kept = c->keep;
 
@@ -68,15 +79,13 @@ INLINE void more4(const int rows, const bool keep, const enum moe_dtype dtype,
 			memory_tables4(values, t->scale, NULL, t->table);
 		}
 		for (; k < end; k += 8, codes += 64, x += 8 * rows) {
+			__m512i w[4];
+
 			_mm_prefetch((const char *)codes + FUSED_AHEAD, _MM_HINT_T0);
 #pragma GCC unroll 4
-			for (int z = 0; z < 4; z++) {
-				__m512i w = look_up4(t->table, codes, z);
-
-				if (keep)
-					_mm512_store_si512(kept + 32 * z, w);
-				coded_dot(rows, sum[0], z, w, x);
-			}
+			for (int z = 0; z < 4; z++)
+				w[z] = memory_look_up4(t->table, o, codes, z);
+			coded_step(rows, sum[0], w, x, keep, kept);
 			kept += keep ? 128 : 0;
 		}
 	}
@@ -119,16 +128,19 @@ INLINE void few8(const int rows, const int sets, const bool keep, const enum moe
 	coded_finish(rows, sets, sum, c);
 }
 
-/* integers, two rows at a time: their scales have 8 lanes each */
-INLINE __m512i row_integers(const uint8_t *codes, const struct coded_tables *t, const int j)
+/* integers */
+INLINE __m512i memory_integers(const uint8_t *codes, const __m512 scale[4], const struct fwd_orders *o, const int j)
 {
-	__m128i a = _mm_load_si128((const __m128i *)(codes + 16 * j));
-	__m128i b = _mm_load_si128((const __m128i *)(codes + 64 + 16 * j));
-	__m512 f0 = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_unpacklo_epi32(a, b)));
-	__m512 f1 = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_unpackhi_epi32(a, b)));
+	__m512 f[2];
 
-	return two(_mm512_mul_ps(f0, _mm512_castsi512_ps(t->table[2 * j])),
-		   _mm512_mul_ps(f1, _mm512_castsi512_ps(t->table[2 * j + 1])));
+#pragma GCC unroll 2
+	for (int h = 0; h < 2; h++) {
+		__m512i c;
+
+		__asm__("vpmovsxbd %1, %0" : "=v"(c) : "m"(*(const __m128i *)(const void *)(codes + 64 * h + 16 * j)));
+		f[h] = _mm512_mul_ps(_mm512_cvtepi32_ps(c), scale[j]);
+	}
+	return _mm512_permutexvar_epi64(_mm512_load_si512(o->halves), two(f[0], f[1]));
 }
 
 INLINE void more8(const int rows, const bool keep, const enum moe_dtype dtype,
@@ -138,31 +150,24 @@ INLINE void more8(const int rows, const bool keep, const enum moe_dtype dtype,
 	int64_t kp = c->seg->k;
 	const uint8_t *codes = p->codes;
 	const uint16_t *x = (const uint16_t *)c->seg->x + c->seg->col * rows;
-	struct coded_tables *t = c->tables;
-	__m512 sum[2][FWD_ROWS][4];
+	const struct fwd_orders *o = fwd_orders();
+	__m512 *scale = (__m512 *)(void *)c->tables->table, sum[2][FWD_ROWS][4];
 	uint16_t *kept = c->keep;
 
 	coded_begin(rows, 1, sum);
 	for (int64_t group = 0, k = 0; k < kp; group++) {
 		int64_t end = coded_end(p, group, kp);
 
-		_mm512_store_ps(t->scale, scales_of(p, dtype, group));
-#pragma GCC unroll 8
-		for (int i = 0; i < 8; i++)
-			t->table[i] = _mm512_castps_si512(
-				_mm512_mask_blend_ps(0xff00, _mm512_set1_ps(t->scale[2 * i]),
-						     _mm512_set1_ps(t->scale[2 * i + 1])));
+		scales8(scales_of(p, dtype, group), scale);
 		for (; k < end; k += 8, codes += 128, x += 8 * rows) {
+			__m512i w[4];
+
 			_mm_prefetch((const char *)codes + FUSED_AHEAD, _MM_HINT_T0);
 			_mm_prefetch((const char *)codes + FUSED_AHEAD + 64, _MM_HINT_T0);
 #pragma GCC unroll 4
-			for (int j = 0; j < 4; j++) {
-				__m512i w = row_integers(codes, t, j);
-
-				if (keep)
-					_mm512_store_si512(kept + 32 * j, w);
-				coded_dot(rows, sum[0], j, w, x);
-			}
+			for (int j = 0; j < 4; j++)
+				w[j] = memory_integers(codes, scale, o, j);
+			coded_step(rows, sum[0], w, x, keep, kept);
 			kept += keep ? 128 : 0;
 		}
 	}

@@ -32,7 +32,7 @@ coded_fn avx512_bf16_fwd_magnitudes(int rows, bool keep, const struct moe_coded_
 
 INLINE __m512i coded_x(const uint16_t *x)
 {
-	return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)x));
+	return lanes(x);
 }
 
 /* One step: 4 vectors of 4 rows n x 8 k against `rows` rows of x */
@@ -49,13 +49,47 @@ INLINE void coded_dots(const int rows, __m512 sum[FWD_ROWS][4], const __m512i w[
 	}
 }
 
-/* One of the 4 vectors. Nothing that was read stays in registers: there are none. */
-INLINE void coded_dot(const int rows, __m512 sum[FWD_ROWS][4], const int j, __m512i w,
-		      const uint16_t *x)
+/*
+ * Vectors that tiles of more than FEW_ROWS rows read again at each step, as they have no registers left: behind a
+ * pointer that the compiler does not know, for it would keep them on the stack.
+ */
+struct fwd_orders {
+	_Alignas(64) uint64_t word[8], shift[8], low[8], row[8]; /* of 4 bits */
+	uint64_t halves[8];					  /* of 8-bit integers */
+	uint32_t blocks[2][16];					  /* of FP8: rows 8 h .. */
+	uint64_t sign[8];
+};
+static const struct fwd_orders fwd_constants = {
+	.word = { 0x8003800280018000, 0x8003800280018000, 0x8007800680058004, 0x8007800680058004,
+		  0x800b800a80098008, 0x800b800a80098008, 0x800f800e800d800c, 0x800f800e800d800c },
+	.shift = { 0, 0x0004000400040004, 0, 0x0004000400040004, 0, 0x0004000400040004, 0, 0x0004000400040004 },
+	.low = { 0x000f000f000f000f, 0x000f000f000f000f, 0x000f000f000f000f, 0x000f000f000f000f,
+		 0x000f000f000f000f, 0x000f000f000f000f, 0x000f000f000f000f, 0x000f000f000f000f },
+	.row = { 0, 0, 0x0010001000100010, 0x0010001000100010, 0x0020002000200020, 0x0020002000200020,
+		 0x0030003000300030, 0x0030003000300030 },
+	.halves = { 0, 4, 1, 5, 2, 6, 3, 7 },
+	.blocks = { { 0, 16, 4, 20, 1, 17, 5, 21, 2, 18, 6, 22, 3, 19, 7, 23 },
+		    { 8, 24, 12, 28, 9, 25, 13, 29, 10, 26, 14, 30, 11, 27, 15, 31 } },
+	.sign = { 0x8080808080808080, 0x8080808080808080, 0x8080808080808080, 0x8080808080808080,
+		  0x8080808080808080, 0x8080808080808080, 0x8080808080808080, 0x8080808080808080 },
+};
+
+INLINE const struct fwd_orders *fwd_orders(void)
 {
-#pragma GCC unroll 6
-	for (int i = 0; i < rows; i++)
-		sum[i][j] = dot_bf16(sum[i][j], w, coded_x(x + 8 * i));
+	const struct fwd_orders *o = &fwd_constants;
+
+	__asm__("" : "+r"(o));
+	return o;
+}
+
+/* One step; nothing that was read stays in registers. */
+INLINE void coded_step(const int rows, __m512 sum[FWD_ROWS][4], const __m512i w[4], const uint16_t *x,
+		       const bool keep, uint16_t *kept)
+{
+#pragma GCC unroll 4
+	for (int j = 0; keep && j < 4; j++)
+		_mm512_store_si512(kept + 32 * j, w[j]);
+	coded_dots(rows, sum, w, x);
 	__asm__ volatile("" ::: "memory");
 }
 

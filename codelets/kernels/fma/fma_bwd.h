@@ -22,6 +22,12 @@
 #define BWD_BLOCK 128
 #define BWD_G_AHEAD 512 /* elements of dy: with 512 rows its panel comes from L3 */
 #define BWD_WIDE (VEC_LANES == 16)
+/*
+ * A longer reduction is cut into parts, so that a part of the slice, its dy and what is prefetched
+ * fit into L2 together. Sums wait in scratch, which changes no bit of them.
+ */
+#define BWD_PART 2176 /* longest part where there are several */
+#define BWD_LONG 2304 /* longest reduction that is not cut: a part and LoRA's rows */
 
 /*
  * Per two n, `lines` cache lines at `ahead` are prefetched into L2. `near`: the next panel is
@@ -273,11 +279,19 @@ static int fma_bwd_columns(int m)
 	return m <= BWD_FEW ? MOE_CHUNK : BWD_SLICE;
 }
 
+/* Floats of the widened weights of a part, in front of the sums. */
+static size_t bwd_wide(int m, int64_t n)
+{
+	return BWD_WIDE && m > BWD_ROWS ? (size_t)MOE_MIN(n, BWD_LONG) * BWD_SLICE : 0;
+}
+
 static size_t fma_bwd_scratch(int m, int64_t n, int columns)
 {
+	size_t sums = n > BWD_LONG ? (size_t)m * BWD_SLICE : 0;
+
 	if (m <= BWD_FEW)
 		return (size_t)m * (size_t)columns * sizeof(float);
-	return BWD_WIDE && m > BWD_ROWS ? (size_t)n * BWD_SLICE * sizeof(float) : 0;
+	return (bwd_wide(m, n) + sums) * sizeof(float);
 }
 
 /* Sums into scratch [m, columns]. What is prefetched is the same columns some panels on: 8 KB of
@@ -312,32 +326,39 @@ static void bwd_few(int m, const struct moe_bwd_seg *seg, int nseg, int columns,
 		memset(sum, 0, (size_t)m * (size_t)columns * sizeof *sum);
 }
 
+/* What is summed at once: some n of all segments, or of one. */
+struct bwd_part {
+	struct moe_bwd_seg seg[MOE_MAX_SEGS]; /* w at the slice's first column */
+	const uint16_t *next[MOE_MAX_SEGS];   /* read afterwards */
+	int nseg;
+	bool first, last;
+};
+
 /*
  * Sums of one tile's slice, at most BWD_SLICE columns. The first two of `calls` kernel calls
- * prefetch half of the next slice each.
+ * prefetch half of what is next each.
  */
-static void bwd_slice(const struct fma_tile *t, const struct moe_bwd_seg *seg, int nseg, int col,
-		      int columns, float *wide, float *sum)
+static void bwd_slice(const struct fma_tile *t, const struct bwd_part *part, int columns,
+		      float *wide, float *sum)
 {
 	bwd_kernel *kernel;
 	int width = bwd_pick(t->rows, columns, &kernel), passes = columns / width;
 	int calls = t->count * passes;
 
-	for (int s = 0; s < nseg; s++, seg++)
+	for (int s = 0; s < part->nseg; s++)
 		for (int p = 0; p < passes; p++) {
+			const struct moe_bwd_seg *seg = part->seg + s;
 			int call = t->index * passes + p;
-			const uint16_t *w = seg->w + 16 * (col + p * width);
-			const uint16_t *next = seg->w + 16 * (col + columns);
 			struct bwd_run run = {
 				(const float *)seg->g + t->row * seg->width +
 					(int64_t)seg->col * t->rows,
-				w,
+				seg->w + 16 * p * width,
 				seg->stride,
 				seg->n / 16,
 				calls == 1 ? 2 : call < 2,
-				(const char *)next + call % 2 * 16 * columns,
+				(const char *)part->next[s] + call % 2 * 16 * columns,
 				true,
-				s == 0,
+				part->first && s == 0,
 				sum + p * width,
 				columns,
 				wide,
@@ -352,10 +373,85 @@ static void bwd_slice(const struct fma_tile *t, const struct moe_bwd_seg *seg, i
 		}
 }
 
+/* All rows of one part; sums: [m, columns] where there are several parts. */
+static void bwd_part_rows(int m, const struct bwd_part *part, int columns, float *y, int64_t ldy,
+			  enum moe_out out, float *wide, float *sums)
+{
+	float local[12 * BWD_SLICE] __attribute__((aligned(64)));
+
+	FMA_EACH_TILE(t, m, BWD_ROWS)
+	{
+		float *sum = part->first && part->last ? local : sums + (int64_t)t.row * columns;
+
+		bwd_slice(&t, part, columns,
+			  BWD_WIDE && t.count > 1 && columns == BWD_SLICE ? wide : NULL, sum);
+		for (int i = 0; part->last && i < t.rows; i++)
+			for (int j = 0; j < columns; j += VEC_LANES)
+				fma_put(y + (t.row + i) * ldy + j, vec_load(sum + i * columns + j),
+					out);
+	}
+}
+
+/* Weights of a segment from a column on; the next ones' where the call ends before. */
+static const uint16_t *bwd_at(const struct moe_bwd_seg *seg, int col, int columns)
+{
+	return col >= columns && seg->after ? seg->after : seg->w + 16 * col;
+}
+
+/* Columns col..col+width of `columns`, all segments in one part */
+static void bwd_whole(int m, const struct moe_bwd_seg *seg, int nseg, int col, int width,
+		      int columns, float *y, int64_t ldy, enum moe_out out, float *scratch)
+{
+	struct bwd_part part = { .nseg = nseg, .first = true, .last = true };
+
+	for (int s = 0; s < nseg; s++) {
+		part.seg[s] = seg[s];
+		part.seg[s].w += 16 * col;
+		part.next[s] = bwd_at(seg + s, col + width, columns);
+	}
+	bwd_part_rows(m, &part, width, y, ldy, out, scratch, NULL);
+}
+
+static int bwd_part_length(const struct moe_bwd_seg *seg)
+{
+	int parts = MOE_MAX(1, (seg->n + BWD_PART - 1) / BWD_PART);
+
+	return (int)moe_round_up((seg->n + parts - 1) / parts, 16);
+}
+
+/* The same, a part of one segment after the other */
+static void bwd_parts(int m, const struct moe_bwd_seg *seg, int nseg, int col, int width,
+		      int columns, float *y, int64_t ldy, enum moe_out out, float *scratch)
+{
+	float *sums = scratch + bwd_wide(m, BWD_LONG);
+
+	for (int s = 0; s < nseg; s++) {
+		int length = bwd_part_length(seg + s), n = 0;
+
+		do {
+			int rest = seg[s].n - n;
+			struct bwd_part part = { .seg = { seg[s] },
+						 .nseg = 1,
+						 .first = !s && !n,
+						 .last = s + 1 == nseg && rest <= length };
+			struct moe_bwd_seg *p = &part.seg[0];
+
+			p->n = MOE_MIN(length, rest);
+			p->col += n;
+			p->w += 16 * col + n / 16 * p->stride;
+			n += length;
+			part.next[0] = n < seg[s].n   ? p->w + length / 16 * p->stride
+				       : s + 1 < nseg ? seg[s + 1].w + 16 * col
+						      : bwd_at(seg, col + width, columns);
+			bwd_part_rows(m, &part, width, y, ldy, out, scratch, sums);
+		} while (n < seg[s].n);
+	}
+}
+
 static void fma_bwd(int m, const struct moe_bwd_seg *seg, int nseg, int columns, float *y,
 		    int64_t ldy, enum moe_out out, void *scratch)
 {
-	float sum[12 * BWD_SLICE] __attribute__((aligned(64)));
+	int64_t n = 0;
 
 	out = fma_out(out, y, ldy);
 	if (m <= BWD_FEW) {
@@ -366,19 +462,12 @@ static void fma_bwd(int m, const struct moe_bwd_seg *seg, int nseg, int columns,
 					vec_load((const float *)scratch + i * columns + j), out);
 		return;
 	}
+	for (int s = 0; s < nseg; s++)
+		n += seg[s].n;
 	for (int col = 0; col < columns; col += BWD_SLICE)
-		FMA_EACH_TILE(t, m, BWD_ROWS)
-		{
-			int width = MOE_MIN(BWD_SLICE, columns - col);
-
-			bwd_slice(&t, seg, nseg, col, width,
-				  BWD_WIDE && t.count > 1 && width == BWD_SLICE ? scratch : NULL,
-				  sum);
-			for (int i = 0; i < t.rows; i++)
-				for (int j = 0; j < width; j += VEC_LANES)
-					fma_put(y + (t.row + i) * ldy + col + j,
-						vec_load(sum + i * width + j), out);
-		}
+		(n > BWD_LONG ? bwd_parts : bwd_whole)(m, seg, nseg, col,
+						       MOE_MIN(BWD_SLICE, columns - col), columns,
+						       y + col, ldy, out, scratch);
 }
 
 #endif

@@ -147,8 +147,7 @@ static void fma_decode4(const struct fma_tables *t, int64_t sets, const uint8_t 
 
 VEC_INLINE vec fma_integers(const uint8_t *codes)
 {
-	return V(cvtepi32_ps)(
-		V(cvtepi8_epi32)(_mm_loadu_si128((const __m128i *)(const void *)codes)));
+	return V(cvtepi32_ps)(V(cvtepi8_epi32)(ivec_bytes(codes)));
 }
 
 /* E4M3 has the mantissa and a part of the exponent of half precision: 2^-8 times the value,
@@ -156,7 +155,7 @@ VEC_INLINE vec fma_integers(const uint8_t *codes)
 VEC_INLINE vec fma_e4m3(const uint8_t *codes)
 {
 	const hvec all = H(set1_epi16)(0x3f80);
-	hvec v = H(cvtepi8_epi16)(_mm_loadu_si128((const __m128i *)(const void *)codes));
+	hvec v = H(cvtepi8_epi16)(ivec_bytes(codes));
 	hvec nan;
 
 	v = HVEC(and)(H(slli_epi16)(v, 7), H(set1_epi16)((short)0xbf80));

@@ -19,13 +19,17 @@
 #define FWD_AHEAD (VEC_PANEL > 1 ? 16384 : 8192)
 #define FWD_K (VEC_PANEL > 1 ? 512 : 1 << 30) /* k of one run where there are passes */
 
-/* `lines` cache lines at `ahead` are prefetched into L2 per block. */
+/*
+ * `lines` cache lines at `ahead` are prefetched into L2 per block, and where there are passes one
+ * of the x that is read next: with a long k or many rows x comes from L3 for every panel.
+ */
 struct fwd_run {
 	const float *x;
 	const uint16_t *w;
 	int blocks, lines;
 	const char *ahead;
-	bool first; /* accumulators start from zero */
+	const float *x_ahead; /* NULL: nothing */
+	bool first;	      /* accumulators start from zero */
 };
 
 typedef void fwd_kernel(const struct fwd_run *run, float *acc);
@@ -62,6 +66,7 @@ VEC_INLINE void fwd_body(const int rows, const int vecs, const struct fwd_run *r
 	const float *x = run->x;
 	const uint16_t *w = run->w;
 	const char *ahead = run->ahead;
+	const float *x_ahead = run->x_ahead;
 	int lines = run->lines;
 
 #pragma GCC unroll 6
@@ -78,6 +83,10 @@ VEC_INLINE void fwd_body(const int rows, const int vecs, const struct fwd_run *r
 	for (int k = run->blocks; k > 0; k--) {
 		for (int l = 0; l < lines; l++, ahead += 64)
 			vec_prefetch_l2(ahead);
+		if (VEC_PANEL > 1 && x_ahead) {
+			vec_prefetch_l2((const char *)x_ahead);
+			x_ahead += 8 * rows;
+		}
 		fwd_half(rows, vecs, 0, x, w, c);
 		VEC_RELOAD();
 		fwd_half(rows, vecs, 1, x, w, c);
@@ -134,10 +143,15 @@ static void fwd_segment(const struct fma_tile *t, const struct moe_fwd_seg *seg,
 				       width / 8,
 				       0,
 				       ahead,
+				       NULL,
 				       first };
 
 		for (int p = 0; p < passes; p++) {
 			run.lines = (p + 1) * lines / passes - p * lines / passes;
+			/* a block of x has rows / 2 lines: one a pass */
+			if (VEC_PANEL > 1)
+				run.x_ahead =
+					2 * p < t->rows ? run.x + FWD_K * t->rows + 16 * p : NULL;
 			fwd_kernels[t->rows](&run, acc + p * vecs * VEC_LANES);
 			run.w += 2 * VEC_LANES * vecs;
 			run.ahead += (int64_t)run.lines * 64 * run.blocks;

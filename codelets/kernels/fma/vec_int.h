@@ -35,6 +35,13 @@ VEC_INLINE void ivec_store(void *p, ivec v)
 	IVEC(storeu)((ivec *)p, v);
 }
 
+/* 16 bytes, or 8, for one vector of dwords */
+VEC_INLINE __m128i ivec_bytes(const void *p)
+{
+	return VEC_LANES == 16 ? _mm_loadu_si128((const __m128i *)p)
+			       : _mm_loadl_epi64((const __m128i *)p);
+}
+
 /* bf16 bits of normal numbers (or 0, infinities, quiet NaN), rounded to nearest even, in the low
  * half of each dword */
 VEC_INLINE ivec vec_rounded(vec v)
@@ -62,6 +69,16 @@ VEC_INLINE void vec_scales(const struct moe_coded_panel *p, int64_t group, float
 {
 	const uint8_t *at = p->scale + group * 16 * (int64_t)moe_dtype_size(p->coding->scale);
 
+	if (p->coding->scale == MOE_SCALE_UE8M0) { /* 2^(b - 127): subnormal for 0, NaN for 255 */
+		__m128i b = _mm_loadu_si128((const __m128i *)(const void *)at);
+		__m128i rare = _mm_or_si128(_mm_cmpeq_epi8(b, _mm_setzero_si128()),
+					    _mm_cmpeq_epi8(b, _mm_set1_epi8(-1)));
+
+		if (__builtin_expect(_mm_movemask_epi8(rare), 0)) {
+			moe_coded_scales(p, group, scale);
+			return;
+		}
+	}
 	for (int i = 0; i < 16; i += VEC_LANES)
 		switch (p->coding->scale) {
 		case MOE_F32:
@@ -74,16 +91,9 @@ VEC_INLINE void vec_scales(const struct moe_coded_panel *p, int64_t group, float
 			vec_store(scale + i, V(cvtph_ps)(HVEC(loadu)(
 						     (const hvec *)(const void *)(at + 2 * i))));
 			break;
-		default: { /* 2^(b - 127), or NaN for 255 */
-			ivec b = V(cvtepu8_epi32)(
-				_mm_loadu_si128((const __m128i *)(const void *)(at + i)));
-			float *to = scale + i;
-
-			ivec_store(to, V(slli_epi32)(b, 23));
-			for (int j = 0; j < VEC_LANES; j++)
-				if (__builtin_expect((uint8_t)(at[i + j] - 1) >= 254, 0))
-					to[j] = moe_ue8m0(at[i + j]);
-		}
+		default:
+			ivec_store(scale + i,
+				   V(slli_epi32)(V(cvtepu8_epi32)(ivec_bytes(at + i)), 23));
 		}
 }
 

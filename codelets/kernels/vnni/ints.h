@@ -19,7 +19,9 @@
  * into L2 meanwhile.
  */
 #define INT_FEW 4
+#ifndef INT_AHEAD
 #define INT_AHEAD 2048
+#endif
 
 /*
  * sum[lane] += products of 4 unsigned bytes of w and 4 signed ones of x. As asm, because gcc 12 spills around the
@@ -307,7 +309,7 @@ static void int_forward(const struct moe_int_rows *x, const struct moe_coded_pan
 				      out };
 
 		if (i == 0 && (next || rows <= INT_FEW)) {
-			t.ahead = rows <= INT_FEW ? (const char *)p->scale + INT_AHEAD : next;
+			t.ahead = rows <= INT_FEW ? codes + INT_AHEAD : next;
 			t.extra = (int)(head / 64);
 		}
 		int_tiles[x->codes.kind][x->planes - 1][rows](&t);

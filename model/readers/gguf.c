@@ -1,0 +1,655 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model/readers/gguf.h"
+#include "model/file.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define MAGIC "GGUF"
+#define SUFFIX ".gguf"
+#define DEFAULT_ALIGNMENT 32
+#define MAX_ALIGNMENT (1 << 20)
+#define MAX_SPLITS 4096
+#define MAX_NAME 128 /* bytes; the format allows 64 */
+/* The fewest bytes that a key with its value, and a tensor's entry, can have. */
+#define KEY_BYTES (8 + 1 + 4 + 1)
+#define ENTRY_BYTES (8 + 1 + 4 + 4 + 8)
+
+enum value_type {
+	VALUE_U8,
+	VALUE_I8,
+	VALUE_U16,
+	VALUE_I16,
+	VALUE_U32,
+	VALUE_I32,
+	VALUE_F32,
+	VALUE_BOOL,
+	VALUE_TEXT,
+	VALUE_ARRAY,
+	VALUE_U64,
+	VALUE_I64,
+	VALUE_F64,
+	VALUE_TYPES
+};
+
+static const uint8_t value_bytes[VALUE_TYPES] = {
+	[VALUE_U8] = 1,	 [VALUE_I8] = 1,  [VALUE_U16] = 2, [VALUE_I16] = 2,
+	[VALUE_U32] = 4, [VALUE_I32] = 4, [VALUE_F32] = 4, [VALUE_BOOL] = 1,
+	[VALUE_U64] = 8, [VALUE_I64] = 8, [VALUE_F64] = 8,
+};
+
+/* Names point into the mapping: not terminated. */
+struct entry {
+	const char *key;
+	size_t key_bytes;
+	uint32_t type;
+	const unsigned char *value; /* of a text its bytes: */
+	size_t bytes;
+};
+
+struct gguf_file {
+	char *path;
+	struct moe_mapping map;
+};
+
+struct moe_gguf {
+	char *path;
+	struct gguf_file *file;
+	int n_files;
+	struct entry *entry; /* of the first file */
+	size_t n_entries;
+	struct moe_gguf_tensor *tensor;
+	size_t n_tensors, room;
+	const struct moe_gguf_tensor **by_name;
+};
+
+/* A place in a file that is read from its beginning. */
+struct cursor {
+	const char *path;
+	const unsigned char *at, *begin, *end;
+};
+
+static enum moe_status no_memory(const char *path)
+{
+	return moe_fail(MOE_ERR_NOMEM, "%s: out of memory", path);
+}
+
+static enum moe_status cut(const struct cursor *c, const char *what)
+{
+	return moe_fail(MOE_ERR_FORMAT,
+			"%s: ends at byte %zu inside %s: the file is truncated or damaged", c->path,
+			(size_t)(c->end - c->begin), what);
+}
+
+/* Little-endian, as the machine is (engine/base.h). */
+static enum moe_status take(struct cursor *c, size_t bytes, const char *what, void *out)
+{
+	if ((size_t)(c->end - c->at) < bytes)
+		return cut(c, what);
+	memcpy(out, c->at, bytes);
+	c->at += bytes;
+	return MOE_OK;
+}
+
+static enum moe_status take_text(struct cursor *c, const char *what, const char **text,
+				 size_t *bytes)
+{
+	uint64_t n = 0;
+
+	MOE_TRY(take(c, 8, what, &n));
+	if (n > (uint64_t)(c->end - c->at))
+		return moe_fail(MOE_ERR_FORMAT,
+				"%s: %s at byte %zu has %llu bytes, more than the file", c->path,
+				what, (size_t)(c->at - c->begin), (unsigned long long)n);
+	*text = (const char *)c->at;
+	*bytes = (size_t)n;
+	c->at += n;
+	return MOE_OK;
+}
+
+/* ---- metadata ---- */
+
+static enum moe_status skip_array(struct cursor *c, const char *key, int key_bytes)
+{
+	uint32_t type = VALUE_TYPES;
+	uint64_t n = 0;
+
+	MOE_TRY(take(c, 4, "an array", &type));
+	MOE_TRY(take(c, 8, "an array", &n));
+	if (type >= VALUE_TYPES || type == VALUE_ARRAY)
+		return moe_fail(MOE_ERR_FORMAT,
+				"%s: key '%.*s' is an array of type %u, which there is not",
+				c->path, key_bytes, key, type);
+	if (type == VALUE_TEXT) {
+		const char *text;
+		size_t bytes;
+
+		for (uint64_t i = 0; i < n; i++)
+			MOE_TRY(take_text(c, "an array's string", &text, &bytes));
+		return MOE_OK;
+	}
+	if (n > (uint64_t)(c->end - c->at) / value_bytes[type])
+		return moe_fail(MOE_ERR_FORMAT,
+				"%s: key '%.*s' has %llu values, more than the file", c->path,
+				key_bytes, key, (unsigned long long)n);
+	c->at += n * value_bytes[type];
+	return MOE_OK;
+}
+
+static enum moe_status take_entry(struct cursor *c, struct entry *e)
+{
+	const char *text;
+	int shown;
+
+	MOE_TRY(take_text(c, "a key", &e->key, &e->key_bytes));
+	shown = (int)MOE_MIN(e->key_bytes, (size_t)100);
+	MOE_TRY(take(c, 4, "the type of a key's value", &e->type));
+	e->value = c->at;
+	if (e->type == VALUE_ARRAY)
+		return skip_array(c, e->key, shown);
+	if (e->type == VALUE_TEXT) {
+		MOE_TRY(take_text(c, "a string", &text, &e->bytes));
+		e->value = (const unsigned char *)text;
+		return MOE_OK;
+	}
+	if (e->type >= VALUE_TYPES)
+		return moe_fail(MOE_ERR_FORMAT,
+				"%s: key '%.*s' has the value type %u, which there is not", c->path,
+				shown, e->key, e->type);
+	e->bytes = value_bytes[e->type];
+	if (e->bytes > (size_t)(c->end - c->at))
+		return cut(c, "a key's value");
+	c->at += e->bytes;
+	return MOE_OK;
+}
+
+static const struct entry *find_in(const struct entry *list, size_t n, const char *key)
+{
+	for (size_t i = 0; i < n; i++)
+		if (list[i].key_bytes == strlen(key) &&
+		    !memcmp(list[i].key, key, list[i].key_bytes))
+			return &list[i];
+	return NULL;
+}
+
+static enum moe_status as_int(const char *path, const struct entry *e, int64_t *out)
+{
+	uint64_t wide = 0;
+	unsigned shift;
+
+	if (e->type == VALUE_F32 || e->type == VALUE_F64 || e->type == VALUE_TEXT ||
+	    e->type == VALUE_ARRAY)
+		return moe_fail(MOE_ERR_FORMAT, "%s: key '%.*s' is not an integer", path,
+				(int)e->key_bytes, e->key);
+	memcpy(&wide, e->value, e->bytes);
+	shift = 64 - 8 * (unsigned)e->bytes;
+	*out = (int64_t)wide;
+	if (e->type == VALUE_I8 || e->type == VALUE_I16 || e->type == VALUE_I32)
+		*out = (int64_t)(wide << shift) >> shift;
+	if (e->type == VALUE_U64 && wide > INT64_MAX)
+		return moe_fail(MOE_ERR_FORMAT, "%s: key '%.*s' is %llu, beyond what can be", path,
+				(int)e->key_bytes, e->key, (unsigned long long)wide);
+	return MOE_OK;
+}
+
+enum moe_status moe_gguf_int(const struct moe_gguf *g, const char *key, int64_t *out, bool *found)
+{
+	const struct entry *e = find_in(g->entry, g->n_entries, key);
+
+	*found = e != NULL;
+	return e ? as_int(g->path, e, out) : MOE_OK;
+}
+
+enum moe_status moe_gguf_real(const struct moe_gguf *g, const char *key, double *out, bool *found)
+{
+	const struct entry *e = find_in(g->entry, g->n_entries, key);
+	char text[32];
+	int64_t whole;
+	float narrow;
+
+	*found = e != NULL;
+	if (!e)
+		return MOE_OK;
+	if (e->type == VALUE_F64) {
+		memcpy(out, e->value, sizeof *out);
+	} else if (e->type == VALUE_F32) {
+		memcpy(&narrow, e->value, sizeof narrow);
+		*out = (double)narrow;
+		/* the decimal number that was meant: 1e-6, not 9.99999997e-7 */
+		for (int digits = 1; digits < 9 && isfinite(narrow); digits++) {
+			snprintf(text, sizeof text, "%.*g", digits, (double)narrow);
+			if (strtof(text, NULL) == narrow) {
+				*out = strtod(text, NULL);
+				break;
+			}
+		}
+	} else {
+		MOE_TRY(as_int(g->path, e, &whole));
+		*out = (double)whole;
+	}
+	return isfinite(*out)
+		       ? MOE_OK
+		       : moe_fail(MOE_ERR_FORMAT, "%s: key '%s' is not finite", g->path, key);
+}
+
+enum moe_status moe_gguf_text(const struct moe_gguf *g, const char *key, char *out, size_t size,
+			      bool *found)
+{
+	const struct entry *e = find_in(g->entry, g->n_entries, key);
+
+	*found = e != NULL;
+	if (!e)
+		return MOE_OK;
+	if (e->type != VALUE_TEXT || e->bytes >= size || memchr(e->value, 0, e->bytes) ||
+	    !moe_utf8_valid((const char *)e->value, e->bytes))
+		return moe_fail(MOE_ERR_FORMAT, "%s: key '%s' is not a text of less than %zu bytes",
+				g->path, key, size);
+	memcpy(out, e->value, e->bytes);
+	out[e->bytes] = 0;
+	return MOE_OK;
+}
+
+/* ---- tensors ---- */
+
+static bool is_name(const char *text, size_t bytes)
+{
+	for (size_t i = 0; i < bytes; i++)
+		if (text[i] <= ' ' || text[i] > '~' || text[i] == '"' || text[i] == '\\')
+			return false;
+	return bytes > 0 && bytes <= MAX_NAME;
+}
+
+static enum moe_status no_type(const char *path, const char *name, uint32_t type)
+{
+	return moe_fail(MOE_ERR_UNSUPPORTED,
+			"%s: tensor '%s' has type %s (%u), which cannot be read (known: F32, F16, "
+			"BF16, F64, Q8_0, "
+			"Q4_0, Q4_1, Q4_K, Q6_K)",
+			path, name, moe_gguf_type_name(type), type);
+}
+
+/* Bytes of a tensor of its shape. */
+static enum moe_status size_tensor(const char *path, struct moe_gguf_tensor *t)
+{
+	int64_t count = moe_shape_count(t->ndim, t->shape), row = t->shape[t->ndim - 1];
+
+	if (count < 0 || count > INT64_MAX / 512)
+		return moe_fail(MOE_ERR_FORMAT,
+				"%s: the shape of tensor '%s' is beyond what can be", path,
+				t->name);
+	if (row % t->type->values)
+		return moe_fail(
+			MOE_ERR_FORMAT,
+			"%s: tensor '%s' has rows of %lld weights; %s needs a multiple of %d", path,
+			t->name, (long long)row, t->type->name, t->type->values);
+	t->bytes = (size_t)(count / t->type->values) * (size_t)t->type->bytes;
+	return MOE_OK;
+}
+
+/* *offset: of its data, from where data begin. */
+static enum moe_status take_tensor(struct cursor *c, struct moe_gguf_tensor *t, uint64_t *offset)
+{
+	uint64_t dim[MOE_GGUF_DIMS];
+	const char *name = "";
+	size_t bytes = 0;
+	uint32_t ndim = 0, type = 0;
+
+	MOE_TRY(take_text(c, "a tensor's name", &name, &bytes));
+	if (!is_name(name, bytes))
+		return moe_fail(
+			MOE_ERR_FORMAT,
+			"%s: byte %zu: a tensor's name is expected, of 1 to %d printable bytes",
+			c->path, (size_t)((const unsigned char *)name - c->begin), MAX_NAME);
+	t->name = moe_format("%.*s", (int)bytes, name);
+	if (!t->name)
+		return no_memory(c->path);
+	MOE_TRY(take(c, 4, "a tensor's entry", &ndim));
+	if (ndim < 1 || ndim > MOE_GGUF_DIMS)
+		return moe_fail(MOE_ERR_FORMAT,
+				"%s: tensor '%s' has %u dimensions; 1 to %d are expected", c->path,
+				t->name, ndim, MOE_GGUF_DIMS);
+	MOE_TRY(take(c, 8 * ndim, "a tensor's entry", dim));
+	MOE_TRY(take(c, 4, "a tensor's entry", &type));
+	MOE_TRY(take(c, 8, "a tensor's entry", offset));
+	t->ndim = (int)ndim;
+	for (uint32_t i = 0; i < ndim; i++) {
+		if (dim[i] < 1 || dim[i] > INT64_MAX)
+			return moe_fail(MOE_ERR_FORMAT,
+					"%s: tensor '%s' has the size %llu in dimension %u",
+					c->path, t->name, (unsigned long long)dim[i], i);
+		t->shape[ndim - 1 - i] = (int64_t)dim[i];
+	}
+	t->type = moe_gguf_type(type);
+	if (!t->type)
+		return no_type(c->path, t->name, type);
+	return size_tensor(c->path, t);
+}
+
+static enum moe_status place_tensor(const struct cursor *c, struct moe_gguf_tensor *t,
+				    uint64_t offset, uint64_t alignment, size_t begin)
+{
+	uint64_t room = (uint64_t)(c->end - c->begin) - begin;
+
+	if (offset % alignment)
+		return moe_fail(MOE_ERR_FORMAT,
+				"%s: tensor '%s' begins at %llu, no multiple of the alignment %llu",
+				c->path, t->name, (unsigned long long)offset,
+				(unsigned long long)alignment);
+	if (offset > room || t->bytes > room - offset)
+		return moe_fail(MOE_ERR_FORMAT,
+				"%s: tensor '%s' lies at byte %llu of the data and has %zu bytes; "
+				"the file has %llu of "
+				"data: it is truncated or damaged",
+				c->path, t->name, (unsigned long long)offset, t->bytes,
+				(unsigned long long)room);
+	t->data = c->begin + begin + offset;
+	return MOE_OK;
+}
+
+static enum moe_status alignment_of(const struct cursor *c, const struct entry *list, size_t n,
+				    int64_t *alignment)
+{
+	const struct entry *e = find_in(list, n, "general.alignment");
+
+	*alignment = DEFAULT_ALIGNMENT;
+	if (!e)
+		return MOE_OK;
+	MOE_TRY(as_int(c->path, e, alignment));
+	if (*alignment < 1 || *alignment > MAX_ALIGNMENT || (*alignment & (*alignment - 1)))
+		return moe_fail(MOE_ERR_FORMAT,
+				"%s: general.alignment is %lld; a power of two is expected",
+				c->path, (long long)*alignment);
+	return MOE_OK;
+}
+
+static enum moe_status take_tensors(struct moe_gguf *g, struct cursor *c, int file, uint64_t n,
+				    int64_t alignment)
+{
+	uint64_t *offset = moe_alloc((size_t)n + 1, sizeof *offset);
+	struct moe_gguf_tensor *grown = moe_realloc(g->tensor, g->n_tensors + (size_t)n + 1,
+						    sizeof *grown),
+			       *t;
+	enum moe_status st = MOE_OK;
+	size_t begin;
+
+	if (grown)
+		g->tensor = grown;
+	if (!offset || !grown) {
+		moe_free(offset);
+		return no_memory(c->path);
+	}
+	t = g->tensor + g->n_tensors;
+	for (uint64_t i = 0; i < n && st == MOE_OK; i++) {
+		t[i] = (struct moe_gguf_tensor){ .file = file };
+		st = take_tensor(c, &t[i], &offset[i]);
+		g->n_tensors++; /* also one that failed: its name is freed */
+	}
+	begin = (size_t)(c->at - c->begin);
+	begin = (begin + (size_t)alignment - 1) & ~((size_t)alignment - 1);
+	if (st == MOE_OK && n && begin > (size_t)(c->end - c->begin))
+		st = cut(c, "the header");
+	for (uint64_t i = 0; i < n && st == MOE_OK; i++)
+		st = place_tensor(c, &t[i], offset[i], (uint64_t)alignment, begin);
+	moe_free(offset);
+	return st;
+}
+
+/* ---- a file ---- */
+
+static enum moe_status take_header(struct cursor *c, uint64_t *tensors, uint64_t *keys)
+{
+	char magic[4] = "";
+	uint32_t version = 0;
+	uint64_t left;
+
+	MOE_TRY(take(c, 4, "the header", magic));
+	if (memcmp(magic, MAGIC, 4))
+		return moe_fail(MOE_ERR_FORMAT,
+				"%s: does not begin with \"GGUF\": it is no GGUF file", c->path);
+	MOE_TRY(take(c, 4, "the header", &version));
+	if (version >= 1 << 16)
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"%s: a big-endian GGUF file: only little-endian ones can be read",
+				c->path);
+	if (version != 2 && version != 3)
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"%s: GGUF version %u cannot be read (known: 2, 3)", c->path,
+				version);
+	MOE_TRY(take(c, 8, "the header", tensors));
+	MOE_TRY(take(c, 8, "the header", keys));
+	left = (uint64_t)(c->end - c->at);
+	if (*keys > left / KEY_BYTES || *tensors > left / ENTRY_BYTES)
+		return moe_fail(
+			MOE_ERR_FORMAT,
+			"%s: %llu tensors and %llu keys, more than a file of %zu bytes can have",
+			c->path, (unsigned long long)*tensors, (unsigned long long)*keys,
+			(size_t)(c->end - c->begin));
+	return MOE_OK;
+}
+
+static enum moe_status read_file(struct moe_gguf *g, int file)
+{
+	struct gguf_file *f = &g->file[file];
+	struct cursor c = { .path = f->path };
+	struct entry *list;
+	uint64_t tensors = 0, keys = 0;
+	int64_t alignment = DEFAULT_ALIGNMENT;
+	enum moe_status st = MOE_OK;
+
+	MOE_TRY(moe_file_map(f->path, &f->map));
+	c.at = c.begin = f->map.data ? f->map.data : (const unsigned char *)""; /* an empty file */
+	c.end = c.begin + f->map.bytes;
+	MOE_TRY(take_header(&c, &tensors, &keys));
+	list = moe_calloc((size_t)keys + 1, sizeof *list);
+	if (!list)
+		return no_memory(f->path);
+	for (uint64_t i = 0; i < keys && st == MOE_OK; i++)
+		st = take_entry(&c, &list[i]);
+	if (st == MOE_OK)
+		st = alignment_of(&c, list, (size_t)keys, &alignment);
+	if (st == MOE_OK)
+		st = take_tensors(g, &c, file, tensors, alignment);
+	if (file) {
+		moe_free(list);
+	} else {
+		g->entry = list;
+		g->n_entries = st == MOE_OK ? (size_t)keys : 0;
+	}
+	return st;
+}
+
+/* ---- all files ---- */
+
+static int compare_names(const void *a, const void *b)
+{
+	return strcmp((*(const struct moe_gguf_tensor *const *)a)->name,
+		      (*(const struct moe_gguf_tensor *const *)b)->name);
+}
+
+static enum moe_status sort_names(struct moe_gguf *g)
+{
+	g->by_name = moe_alloc(g->n_tensors + 1, sizeof(void *));
+	if (!g->by_name)
+		return no_memory(g->path);
+	for (size_t i = 0; i < g->n_tensors; i++)
+		g->by_name[i] = &g->tensor[i];
+	qsort(g->by_name, g->n_tensors, sizeof(void *), compare_names);
+	for (size_t i = 1; i < g->n_tensors; i++)
+		if (!strcmp(g->by_name[i - 1]->name, g->by_name[i]->name))
+			return moe_fail(MOE_ERR_FORMAT, "%s: tensor '%s' is given twice",
+					g->file[g->by_name[i]->file].path, g->by_name[i]->name);
+	return MOE_OK;
+}
+
+/* "-00001-of-00003.gguf": where it begins in path, else NULL. */
+static const char *split_suffix(const char *path, int *number, int *of)
+{
+	size_t n = strlen(path), m = strlen("-00001-of-00001" SUFFIX);
+	char again[64];
+
+	if (n <= m || sscanf(path + n - m, "-%5d-of-%5d", number, of) != 2)
+		return NULL;
+	snprintf(again, sizeof again, "-%05d-of-%05d" SUFFIX, *number, *of);
+	return strcmp(again, path + n - m) ? NULL : path + n - m;
+}
+
+static enum moe_status add_file(struct moe_gguf *g, char *path)
+{
+	if (!path)
+		return no_memory(g->path);
+	g->file[g->n_files++].path = path;
+	return MOE_OK;
+}
+
+static enum moe_status choose_files(struct moe_gguf *g)
+{
+	int number = 1, of = 1;
+	const char *suffix = split_suffix(g->path, &number, &of);
+
+	if (suffix && (of < 1 || of > MAX_SPLITS || number < 1 || number > of))
+		suffix = NULL;
+	if (!suffix)
+		of = 1;
+	g->file = moe_calloc((size_t)of, sizeof *g->file);
+	if (!g->file)
+		return no_memory(g->path);
+	if (!suffix)
+		return add_file(g, moe_strdup(g->path));
+	for (int i = 1; i <= of; i++) {
+		char *path = moe_format("%.*s-%05d-of-%05d" SUFFIX, (int)(suffix - g->path),
+					g->path, i, of);
+
+		MOE_TRY(add_file(g, path));
+		if (!moe_path_exists(path))
+			return moe_fail(
+				MOE_ERR_IO,
+				"%s: is missing; %s is one of %d files that belong together", path,
+				g->path, of);
+	}
+	return MOE_OK;
+}
+
+static enum moe_status check_split(const struct moe_gguf *g)
+{
+	int64_t n = 1, tensors = 0;
+	bool found;
+
+	MOE_TRY(moe_gguf_int(g, "split.count", &n, &found));
+	if (found && n > 0 && n != g->n_files)
+		return moe_fail(
+			MOE_ERR_FORMAT,
+			"%s: one of %lld files, %d found: they are NAME-00001-of-%05lld" SUFFIX
+			" and so on, in one folder",
+			g->path, (long long)n, g->n_files, (long long)n);
+	MOE_TRY(moe_gguf_int(g, "split.tensors.count", &tensors, &found));
+	if (found && tensors != (int64_t)g->n_tensors)
+		return moe_fail(MOE_ERR_FORMAT,
+				"%s: the files have %zu tensors, split.tensors.count is %lld",
+				g->path, g->n_tensors, (long long)tensors);
+	return MOE_OK;
+}
+
+static enum moe_status open_all(struct moe_gguf *g)
+{
+	MOE_TRY(choose_files(g));
+	for (int i = 0; i < g->n_files; i++)
+		MOE_TRY(read_file(g, i));
+	MOE_TRY(sort_names(g));
+	return check_split(g);
+}
+
+bool moe_gguf_is(const char *path)
+{
+	size_t n = strlen(path), m = strlen(SUFFIX);
+	struct moe_mapping map = { 0 };
+	bool is = n > m && !strcmp(path + n - m, SUFFIX);
+
+	if (moe_path_is_dir(path))
+		return false;
+	if (is || moe_file_map(path, &map) != MOE_OK)
+		return is;
+	is = map.bytes >= strlen(MAGIC) && !memcmp(map.data, MAGIC, strlen(MAGIC));
+	moe_file_unmap(&map);
+	return is;
+}
+
+enum moe_status moe_gguf_open(const char *path, struct moe_gguf **out)
+{
+	struct moe_gguf *g = moe_calloc(1, sizeof *g);
+	enum moe_status st;
+
+	*out = NULL;
+	if (g)
+		g->path = moe_strdup(path);
+	if (!g || !g->path) {
+		moe_free(g);
+		return no_memory(path);
+	}
+	st = open_all(g);
+	if (st == MOE_OK)
+		*out = g;
+	else
+		moe_gguf_close(g);
+	return st;
+}
+
+void moe_gguf_close(struct moe_gguf *g)
+{
+	if (!g)
+		return;
+	for (int i = 0; i < g->n_files; i++) {
+		moe_file_unmap(&g->file[i].map);
+		moe_free(g->file[i].path);
+	}
+	for (size_t i = 0; i < g->n_tensors; i++)
+		moe_free((char *)(uintptr_t)g->tensor[i].name);
+	moe_free(g->file);
+	moe_free(g->tensor);
+	moe_free(g->by_name);
+	moe_free(g->entry);
+	moe_free(g->path);
+	moe_free(g);
+}
+
+const char *moe_gguf_path(const struct moe_gguf *g)
+{
+	return g->path;
+}
+
+int moe_gguf_file_count(const struct moe_gguf *g)
+{
+	return g->n_files;
+}
+
+const char *moe_gguf_file_path(const struct moe_gguf *g, int file)
+{
+	return g->file[file].path;
+}
+
+struct moe_mapping moe_gguf_take_file(struct moe_gguf *g, int file)
+{
+	struct moe_mapping map = g->file[file].map;
+
+	g->file[file].map = (struct moe_mapping){ 0 };
+	return map;
+}
+
+size_t moe_gguf_count(const struct moe_gguf *g)
+{
+	return g->n_tensors;
+}
+
+const struct moe_gguf_tensor *moe_gguf_at(const struct moe_gguf *g, size_t i)
+{
+	return &g->tensor[i];
+}
+
+const struct moe_gguf_tensor *moe_gguf_find(const struct moe_gguf *g, const char *name)
+{
+	const struct moe_gguf_tensor key = { .name = name }, *at = &key;
+	const struct moe_gguf_tensor **found =
+		bsearch(&at, g->by_name, g->n_tensors, sizeof(void *), compare_names);
+
+	return found ? *found : NULL;
+}

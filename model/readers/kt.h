@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kt-kernel's converted expert weights: INT8 and INT4 with a scale per output row of a NUMA part,
+ * in one folder.
+ *
+ *   _layer_N/_numa_P/INT8_gate_E_<bytes>Byte_quant_.kt, ..._scale_.kt     (also INT4; up, down)
+ *   safetensors with blk.N.ffn_gate_exps.E.numa.P.weight and .scale        (only where a layer has
+ * no .kt files)
+ *
+ * Part P of gate and up has rows P I/parts.., of down columns. Here a matrix is whole again, down
+ * with a group of I / parts columns, so any number of our parts can have it. Prepared backward
+ * weights (gate_bwd, ...) are checked for and not used: a backward here multiplies by the forward's
+ * codes.
+ */
+#ifndef MOE_MODEL_READERS_KT_H
+#define MOE_MODEL_READERS_KT_H
+
+#include "model/readers/safetensors.h"
+
+struct moe_kt_shape {
+	int experts;
+	int64_t hidden, inner; /* H, I */
+};
+
+/* dir has layers of .kt files, or safetensors with blk.N. */
+bool moe_kt_is(const char *dir);
+/*
+ * The experts of a layer, under these names (which: 0 gate, 1 up, 2 down), in place of those that
+ * st has. st keeps what it needs of dir until it is closed; a call for another dir is
+ * MOE_ERR_STATE. MOE_ERR_IO, MOE_ERR_FORMAT, MOE_ERR_UNSUPPORTED name the file or tensor and what
+ * is expected.
+ */
+typedef bool (*moe_kt_name_fn)(void *user, int layer, int which, int expert, char *buf,
+			       size_t size);
+struct moe_kt;
+enum moe_status moe_kt_open(const char *dir, struct moe_safetensors *st, struct moe_kt **out);
+enum moe_status moe_kt_add_layer(struct moe_kt *kt, const struct moe_kt_shape *shape, int layer,
+				 moe_kt_name_fn name, void *user);
+
+#endif
