@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Quantised experts of a block. */
 #include "api/block.h"
+#include "api/pass.h"
 #include "codelets/kernels/packed/coded.h"
 
 enum moe_status moe_block_check_format(const struct moe_block_params *p)
@@ -44,8 +45,7 @@ bool moe_block_coding(const struct moe_block_params *p,
 	return f != NULL;
 }
 
-/* Expert e of an array that has experts first. */
-static struct moe_array expert_of(const struct moe_array *a, int64_t e)
+struct moe_array moe_array_of_expert(const struct moe_array *a, int64_t e)
 {
 	struct moe_array x = *a;
 	size_t bytes = moe_dtype_size(a->dtype);
@@ -72,9 +72,7 @@ static enum moe_status check_experts(const char *name, const struct moe_array *a
 	return MOE_OK;
 }
 
-/* Opens one expert's tensors in the layout of the format that takes them. */
-static enum moe_status open_expert(const struct moe_format *f, const struct moe_stored *s,
-				   struct moe_quantised *q)
+enum moe_status moe_open_stored(const struct moe_format *f, const struct moe_stored *s, struct moe_quantised *q)
 {
 	enum moe_status st = MOE_ERR_FORMAT;
 
@@ -122,10 +120,10 @@ static enum moe_status set_quantised(struct moe_block *b, enum moe_block_array w
 	s.n = which == MOE_BLOCK_DOWN_PROJ ? l->H : l->I;
 	s.k = which == MOE_BLOCK_DOWN_PROJ ? l->I : l->H;
 	for (int e = 0; e < l->E; e++) {
-		s.codes = expert_of(&src->codes, e);
-		s.scale = expert_of(&src->scale, e);
-		s.zero = expert_of(&src->zero, e);
-		if (open_expert(coding[which].format, &s, &q) != MOE_OK)
+		s.codes = moe_array_of_expert(&src->codes, e);
+		s.scale = moe_array_of_expert(&src->scale, e);
+		s.zero = moe_array_of_expert(&src->zero, e);
+		if (moe_open_stored(coding[which].format, &s, &q) != MOE_OK)
 			return moe_fail_in(MOE_ERR_FORMAT, "%s, expert %d", names[which], e);
 		if (moe_check_scales(&q, "scale") != MOE_OK)
 			return moe_fail_in(MOE_ERR_FORMAT, "%s, expert %d", names[which], e);

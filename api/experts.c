@@ -55,6 +55,13 @@ static enum moe_status check_params(const struct moe_experts_params *p)
 		return moe_fail(MOE_ERR_ARG,
 				"activations is %d; 0 (retain) and 1 (recompute) are possible",
 				(int)p->activations);
+	if (p->weight_format && !moe_format_find(p->weight_format))
+		return moe_fail(MOE_ERR_ARG, "unknown weight_format \"%s\"", p->weight_format);
+	if (p->weight_format && p->backward_weights && strcmp(p->backward_weights, "auto") &&
+	    strcmp(p->backward_weights, "direct"))
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"backward_weights is \"%s\"; \"direct\" is possible with format %s", p->backward_weights,
+				p->weight_format);
 	if (moe_dtype_size(p->weight_dtype) < 2 || p->weight_dtype > MOE_F64)
 		return moe_fail(MOE_ERR_ARG, "weight_dtype %s is not a float type",
 				moe_dtype_name(p->weight_dtype));
@@ -67,7 +74,7 @@ static enum moe_status choose_backward(struct moe_expert_layer *l, const struct 
 	struct moe_backward_params p = {
 		.load = *load, .layers = 1, .ring = 1, .refilled = true, .memory = -1
 	};
-	const char *text = l->params.backward_weights;
+	const char *text = l->params.weight_format ? "direct" : l->params.backward_weights;
 	enum moe_backward_mode mode;
 
 	if (text && strcmp(text, "auto")) {
@@ -107,6 +114,7 @@ static enum moe_status alloc_layer(struct moe_expert_layer *l)
 		.base_grads = p->train_base,
 		.train_base = p->train_base,
 		.recompute = p->activations == MOE_ACTIVATIONS_RECOMPUTE,
+		.coded_later = p->weight_format != NULL,
 	};
 
 	MOE_TRY(choose_backward(l, &load));
@@ -154,6 +162,8 @@ enum moe_status moe_experts_create(struct moe_engine *engine, const struct moe_e
 		return moe_fail(MOE_ERR_NOMEM, "no memory for a layer's experts");
 	l->engine = engine;
 	l->params = *params;
+	if (params->weight_format)
+		l->params.weight_format = moe_format_find(params->weight_format)->name;
 	l->window_scale = 1;
 	l->dropout_step = -1;
 	if (!params->max_cache_depth)

@@ -109,6 +109,14 @@ void moe_experts_drain(struct moe_expert_layer *l);
 int moe_experts_shape(const struct moe_expert_layer *l, enum moe_block_array which, int64_t *shape);
 const char *moe_experts_array_name(enum moe_block_array which);
 
+/* experts_load.c: what all ways share */
+enum moe_status moe_experts_check_map(const struct moe_expert_layer *l, const int64_t *map, int64_t n);
+enum moe_status moe_experts_loaded(struct moe_expert_layer *l, const int64_t *map);
+/* experts_coded.c: into a layer with a weight_format; q, rows [3 E] in the order of the arrays. Waits. */
+enum moe_status moe_experts_pack_quantised(struct moe_expert_layer *l, struct moe_quantised *q, const int64_t *map);
+enum moe_status moe_experts_pack_floats(struct moe_expert_layer *l, const void *const *rows, enum moe_dtype dtype,
+					const int64_t *map);
+
 /* experts_space.c */
 enum moe_status moe_space_attach(struct moe_expert_layer *l);
 void moe_space_detach(struct moe_expert_layer *l);

@@ -2,11 +2,12 @@
 /* Base weights of a layer's experts, from memory and from safetensors. */
 #include "api/experts.h"
 
+#include "model/quantised.h"
 #include "model/readers/safetensors.h"
 
 #include <stdio.h>
 
-static enum moe_status check_map(const struct moe_expert_layer *l, const int64_t *map, int64_t n)
+enum moe_status moe_experts_check_map(const struct moe_expert_layer *l, const int64_t *map, int64_t n)
 {
 	int E = l->layer.E;
 	bool *used;
@@ -44,6 +45,8 @@ static enum moe_status check_width(const struct moe_expert_layer *l, const char 
 	if (dtype > MOE_F64)
 		return moe_fail(MOE_ERR_ARG, "%s has dtype %s; a float type is expected", name,
 				moe_dtype_name(dtype));
+	if (l->params.weight_format)
+		return MOE_OK; /* it becomes codes */
 	if (k->weight_bytes(dtype, 1, 1024, MOE_USE_GEMM) >
 	    k->weight_bytes(l->params.weight_dtype, 1, 1024, MOE_USE_GEMM))
 		return moe_fail(MOE_ERR_ARG, "%s is %s, wider than weight_dtype %s", name,
@@ -78,9 +81,7 @@ static enum moe_status pack(struct moe_expert_layer *l, const void *const *rows,
 	return st;
 }
 
-/* What both ways share: once, with a map that is kept. */
-static enum moe_status load_rows(struct moe_expert_layer *l, const void *const *rows,
-				 enum moe_dtype dtype, const int64_t *map)
+enum moe_status moe_experts_loaded(struct moe_expert_layer *l, const int64_t *map)
 {
 	size_t E = (size_t)l->layer.E;
 
@@ -90,10 +91,16 @@ static enum moe_status load_rows(struct moe_expert_layer *l, const void *const *
 			return moe_fail(MOE_ERR_NOMEM, "no memory for a map of experts");
 		memcpy(l->map, map, E * sizeof *l->map);
 	}
-	MOE_TRY(pack(l, rows, dtype, map));
 	l->loaded = true;
 	l->version++;
 	return MOE_OK;
+}
+
+static enum moe_status load_rows(struct moe_expert_layer *l, const void *const *rows, enum moe_dtype dtype,
+				 const int64_t *map)
+{
+	MOE_TRY(l->params.weight_format ? moe_experts_pack_floats(l, rows, dtype, map) : pack(l, rows, dtype, map));
+	return moe_experts_loaded(l, map);
 }
 
 static enum moe_status load(struct moe_expert_layer *l, const struct moe_array *const *arrays,
@@ -106,7 +113,7 @@ static enum moe_status load(struct moe_expert_layer *l, const struct moe_array *
 	if (l->loaded)
 		return MOE_OK;
 	MOE_TRY(moe_engine_check_running(l->engine));
-	MOE_TRY(check_map(l, map, n_map));
+	MOE_TRY(moe_experts_check_map(l, map, n_map));
 	for (int i = 0; i < MOE_EXPERT_MATRICES; i++) {
 		const char *name = moe_experts_array_name((enum moe_block_array)i);
 		int64_t shape[3];
@@ -227,6 +234,48 @@ static enum moe_status find_each(const struct moe_expert_layer *l, const struct 
 	return MOE_OK;
 }
 
+/* Quantised tensors of single experts; *found false: there are none. */
+static enum moe_status find_quantised(const struct moe_expert_layer *l, const struct moe_safetensors *st,
+				      const char *prefix, struct moe_quantised *q, bool *found)
+{
+	int E = l->layer.E;
+
+	*found = false;
+	for (size_t f = 0; f < MOE_COUNT(per_expert) && !*found; f++)
+		for (int i = 0; i < MOE_EXPERT_MATRICES * E && (!i || *found); i++) {
+			char name[NAME_MAX_BYTES];
+			struct moe_st_quantised t;
+			int64_t shape[3];
+
+			moe_experts_shape(l, (enum moe_block_array)(i / E), shape);
+			name_of(name, prefix, per_expert[f][i / E], i % E);
+			MOE_TRY(moe_st_quantised_find(st, name, 0, shape[1], shape[2], &t, found));
+			if (!*found && i)
+				return moe_fail(MOE_ERR_FORMAT, "%s: other experts are quantised, this one has no codes",
+						name);
+			if (*found && strcmp(t.q.coding.format->name, l->params.weight_format))
+				return moe_fail(MOE_ERR_FORMAT, "%s is %s; the layer's weight_format is %s", t.codes->name,
+						t.q.coding.format->name, l->params.weight_format);
+			q[i] = t.q;
+		}
+	return MOE_OK;
+}
+
+static enum moe_status load_quantised(struct moe_expert_layer *l, const struct moe_safetensors *file, const char *prefix,
+				      const int64_t *map, bool *found)
+{
+	struct moe_quantised *q = moe_calloc((size_t)(MOE_EXPERT_MATRICES * l->layer.E), sizeof *q);
+	enum moe_status st = q ? find_quantised(l, file, prefix, q, found)
+			       : moe_fail(MOE_ERR_NOMEM, "no memory for %d experts", l->layer.E);
+
+	if (st == MOE_OK && *found)
+		st = moe_experts_pack_quantised(l, q, map);
+	if (st == MOE_OK && *found)
+		st = moe_experts_loaded(l, map);
+	moe_free(q);
+	return st;
+}
+
 static enum moe_status find_rows(const struct moe_expert_layer *l, const struct moe_safetensors *st,
 				 const char *prefix, enum moe_dtype *dtype, const void **rows)
 {
@@ -256,6 +305,7 @@ static enum moe_status load_file(struct moe_expert_layer *l, const char *path, c
 	enum moe_dtype dtype = MOE_DTYPE_COUNT;
 	char standard[64];
 	enum moe_status st;
+	bool found = false;
 
 	if (l->loaded)
 		return MOE_OK;
@@ -267,8 +317,15 @@ static enum moe_status load_file(struct moe_expert_layer *l, const char *path, c
 	if (strlen(prefix) > NAME_MAX_BYTES / 2 - 2)
 		return moe_fail(MOE_ERR_ARG, "the prefix \"%.32s...\" is too long", prefix);
 	MOE_TRY(moe_engine_check_running(l->engine));
-	MOE_TRY(check_map(l, map, n_map));
+	MOE_TRY(moe_experts_check_map(l, map, n_map));
 	MOE_TRY(moe_safetensors_open(path, &file));
+	if (l->params.weight_format) {
+		st = load_quantised(l, file, prefix, map, &found);
+		if (st != MOE_OK || found) {
+			moe_safetensors_close(file);
+			return st == MOE_OK ? st : moe_fail_in(st, "%s", path);
+		}
+	}
 	rows = moe_calloc((size_t)(MOE_EXPERT_MATRICES * l->layer.E), sizeof *rows);
 	st = rows ? find_rows(l, file, prefix, &dtype, rows)
 		  : moe_fail(MOE_ERR_NOMEM, "no memory for %d experts", l->layer.E);

@@ -92,10 +92,10 @@ enum moe_status moe_model_check_method(const struct moe_model *m);
 enum moe_status moe_model_shape_trained(struct moe_model *m);
 /* A role's array, or chunk of the vocabulary; NULL: it is not trained, or belongs to the experts. */
 struct moe_trained *moe_model_trained(const struct moe_model *m, enum moe_role role, int layer, int chunk);
-/* Its memory; weight (NULL: a vector) is [rows, cols]. */
+/* Its memory; weight (NULL: a vector) is [rows, cols], coded: quantised. */
 enum moe_status moe_model_alloc_trained(struct moe_model *m, enum moe_role role, int layer, int chunk,
 					struct moe_weight *weight, float *vector, int64_t rows,
-					int64_t cols, int part);
+					int64_t cols, int part, bool coded);
 void moe_model_free_trained(struct moe_model *m);
 /* Of experts: key of the layer for stochastic rounding. */
 uint64_t moe_model_rounding_key(const struct moe_model *m, enum moe_role role, int layer);

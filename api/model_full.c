@@ -3,6 +3,7 @@
  */
 #include "api/model.h"
 
+#include "codelets/kernels/packed/requantise.h"
 #include "model/file.h"
 #include "model/rewrite.h"
 
@@ -55,11 +56,6 @@ enum moe_status moe_model_check_method(const struct moe_model *m)
 		return moe_fail(MOE_ERR_ARG,
 				"method %s trains, inference_only does not: choose one",
 				names[p->method]);
-	if (p->weights && strcmp(p->weights, "keep"))
-		return moe_fail(MOE_ERR_UNSUPPORTED,
-				"weights \"%s\" with method %s: quantised experts stay frozen; "
-				"\"keep\" trains them",
-				p->weights, names[p->method]);
 	return MOE_OK;
 }
 
@@ -180,7 +176,7 @@ uint64_t moe_model_rounding_key(const struct moe_model *m, enum moe_role role, i
 
 enum moe_status moe_model_alloc_trained(struct moe_model *m, enum moe_role role, int layer,
 					int chunk, struct moe_weight *weight, float *vector,
-					int64_t rows, int64_t cols, int part)
+					int64_t rows, int64_t cols, int part, bool coded)
 {
 	struct moe_trained *a = moe_model_trained(m, role, layer, chunk);
 	struct moe_trained_shape s = { .rows = rows,
@@ -190,6 +186,7 @@ enum moe_status moe_model_alloc_trained(struct moe_model *m, enum moe_role role,
 				       .decay = !is_vector(role),
 				       .update = true,
 				       .own = own(m),
+				       .coded = coded,
 				       .key = moe_model_rounding_key(m, role, layer),
 				       .at = (int64_t)chunk * MOE_VOCAB_CHUNK * cols,
 				       .slice_elements = weight ? m->slice_elements : 0,
@@ -254,10 +251,47 @@ static void rows(void *user, enum moe_role role, int layer, int expert, int64_t 
 	}
 }
 
+/* Parts of gate, then those of up: a fused tensor. */
+static void coded_gate_up(const struct moe_experts *x, int expert, struct moe_coded_matrix *out)
+{
+	struct moe_coded_matrix up;
+
+	moe_experts_coded(x, MOE_GATE, expert, out);
+	moe_experts_coded(x, MOE_UP, expert, &up);
+	for (int i = 0; i < up.windows; i++) {
+		up.window[i].n0 += out->n;
+		out->window[out->windows++] = up.window[i];
+	}
+	out->n += up.n;
+}
+
+static enum moe_status coded(void *user, enum moe_role role, int layer, int expert, moe_coded_fn *fn, void *arg)
+{
+	const struct moe_model *m = user;
+	const struct moe_experts *x = layer >= 0 ? m->decoder.layers[layer].experts : NULL;
+	const struct moe_trained *a = moe_model_trained(m, role, layer, 0);
+	struct moe_coded_matrix matrix;
+	struct moe_quantised q;
+
+	if (role == MOE_ROLE_EXPERTS_GATE_UP)
+		coded_gate_up(x, expert, &matrix);
+	else if (role == MOE_ROLE_EXPERTS_DOWN)
+		moe_experts_coded(x, MOE_DOWN, expert, &matrix);
+	else if (is_expert(role))
+		moe_experts_coded(x, (enum moe_expert_matrix)(role - MOE_ROLE_EXPERT_GATE), expert, &matrix);
+	else
+		matrix = (struct moe_coded_matrix){ .n = a->param.rows,
+						    .k = a->param.cols,
+						    .windows = 1,
+						    .window = { { a->weight, 0, 0 } } };
+	q = moe_coded_read(&matrix);
+	return fn(&q, arg);
+}
+
 enum moe_status moe_model_write_checkpoint(struct moe_model *m, const char *dir)
 {
 	struct moe_rewrite r = {
-		.base = m->params.dir, .dir = dir, .replaces = replaces, .rows = rows, .user = m
+		.base = m->params.dir, .dir = dir, .replaces = replaces, .rows = rows, .coded = coded, .user = m
 	};
 
 	if (m->params.method == MOE_METHOD_LORA || m->params.inference_only)

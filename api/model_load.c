@@ -2,7 +2,7 @@
 /* Weights of a checkpoint: which tensor goes where. model_pack.c packs them. */
 #include "api/model_pack.h"
 
-#include "codelets/kernels/packed/coded.h"
+#include "codelets/kernels/packed/requantise.h"
 #include "codelets/rope_table.h"
 
 #include <stdio.h>
@@ -119,21 +119,32 @@ static void *take(struct moe_model *m, size_t bytes, int part, const char *purpo
 	return p;
 }
 
-/* Weights that are trained are plain; as their own masters, BF16. */
-static enum moe_status check_trained(const struct loader *l, enum moe_role role,
-				     const struct moe_st_tensor *t, const char *format)
+/* Plain weights that are their own masters are BF16. */
+static enum moe_status check_trained(const struct loader *l, enum moe_role role, const struct moe_st_tensor *t)
 {
 	if (!moe_model_trains(l->m, role))
 		return MOE_OK;
-	if (format)
-		return moe_fail(MOE_ERR_UNSUPPORTED,
-				"%s is %s: quantised weights stay frozen; method lora trains an adapter on them",
-				t->name, format);
 	if (l->st && l->m->params.masters == MOE_MASTERS_BF16 && t->dtype != MOE_BF16)
 		return moe_fail(MOE_ERR_UNSUPPORTED,
 				"%s is %s: masters bf16 needs a checkpoint in BF16; masters f32 takes any", t->name,
 				t->dtype_text);
 	return MOE_OK;
+}
+
+/* Quantised weights [n, k] that are trained can be quantised again. */
+static enum moe_status check_requantise(const struct loader *l, enum moe_role role, int layer,
+					const struct moe_coding *c, int64_t n, int64_t k)
+{
+	char name[MOE_TENSOR_NAME_MAX];
+	enum moe_status st;
+
+	if (!moe_model_trains(l->m, role))
+		return MOE_OK;
+	st = moe_requantise_check(c, n, k);
+	if (st == MOE_OK)
+		return MOE_OK;
+	moe_arch_tensor_name(&l->m->arch, role, layer, 0, 0, name);
+	return moe_fail_in(st, "%s: method lora trains an adapter on it", name);
 }
 
 /* A vector in f32; NULL where the model has none. */
@@ -155,7 +166,7 @@ static enum moe_status load_vector(struct loader *l, enum moe_role role, int lay
 	if (t->data)
 		moe_to_f32(*out, t->data, t->dtype, (size_t)n);
 	MOE_TRY(moe_model_alloc_trained(l->m, role, layer, 0, NULL, *out, ndim == 2 ? shape[0] : 1,
-					shape[ndim - 1], -1));
+					shape[ndim - 1], -1, false));
 	trained = moe_model_trained(l->m, role, layer, 0);
 	if (t->data && trained)
 		moe_trained_set(trained, t->data, t->dtype);
@@ -173,7 +184,7 @@ static enum moe_status pack(struct loader *l, enum moe_role role, int layer, int
 			       "weights");
 	if (!w->data)
 		return MOE_ERR_NOMEM;
-	MOE_TRY(moe_model_alloc_trained(l->m, role, layer, chunk, w, NULL, n, k, part));
+	MOE_TRY(moe_model_alloc_trained(l->m, role, layer, chunk, w, NULL, n, k, part, false));
 	if (l->pack)
 		return moe_pack_weight(l->pack, part, w, moe_model_trained(l->m, role, layer, chunk), src,
 				       dtype, n, k);
@@ -193,15 +204,20 @@ static enum moe_status begin_coded(struct loader *l, const struct moe_st_quantis
 	return moe_pack_tensor(l->pack, t->codes);
 }
 
-static enum moe_status load_coded(struct loader *l, const struct moe_st_quantised *t, int part,
-				  struct moe_weight *w)
+static enum moe_status load_coded(struct loader *l, enum moe_role role, int layer, const struct moe_st_quantised *t,
+				  int part, struct moe_weight *w)
 {
+	struct moe_coding c = t->q.coding;
+
+	c.rows = t->q.rows;
+	MOE_TRY(check_requantise(l, role, layer, &c, t->q.n, t->q.k));
 	if (!w->data)
 		w->data = take(l->m, moe_coded_bytes(&t->q.coding, t->q.n, t->q.k), part, "weights");
 	if (!w->data)
 		return MOE_ERR_NOMEM;
+	MOE_TRY(moe_model_alloc_trained(l->m, role, layer, 0, w, NULL, t->q.n, t->q.k, part, true));
 	MOE_TRY(begin_coded(l, t));
-	return l->pack ? moe_pack_coded(l->pack, part, w, &t->q) : MOE_OK;
+	return l->pack ? moe_pack_coded(l->pack, part, w, moe_model_trained(l->m, role, layer, 0), &t->q) : MOE_OK;
 }
 
 static enum moe_status load_weight(struct loader *l, enum moe_role role, int layer,
@@ -215,12 +231,10 @@ static enum moe_status load_weight(struct loader *l, enum moe_role role, int lay
 
 	if (l->st)
 		MOE_TRY(moe_model_find_quantised(l->m, l->st, role, layer, -1, &coded, &found));
-	if (found) {
-		MOE_TRY(check_trained(l, role, coded.codes, coded.q.coding.format->name));
-		return load_coded(l, &coded, part, w);
-	}
+	if (found)
+		return load_coded(l, role, layer, &coded, part, w);
 	MOE_TRY(next(l, role, layer, -1, &t));
-	MOE_TRY(check_trained(l, role, t, NULL));
+	MOE_TRY(check_trained(l, role, t));
 	return pack(l, role, layer, 0, t->data, t->dtype, t->shape[0], t->shape[1], part, w);
 }
 
@@ -228,7 +242,11 @@ static enum moe_status load_weight(struct loader *l, enum moe_role role, int lay
 static enum moe_status load_vocab_coded(struct loader *l, enum moe_role role, const struct moe_st_quantised *t,
 					struct moe_vocab *v)
 {
-	MOE_TRY(check_trained(l, role, t->codes, t->q.coding.format->name));
+	if (moe_model_trains(l->m, role))
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"%s is %s: a quantised embedding or head is not trained; method lora or hybrid leaves it, or "
+				"moesaic convert --weights bf16 makes it plain",
+				t->codes->name, t->q.coding.format->name);
 	MOE_TRY(begin_coded(l, t));
 	for (int c = 0; c < v->n_chunks; c++) {
 		int64_t n0 = (int64_t)c * MOE_VOCAB_CHUNK, n = MOE_MIN((int64_t)MOE_VOCAB_CHUNK, t->q.n - n0);
@@ -259,7 +277,7 @@ static enum moe_status load_vocab(struct loader *l, enum moe_role role, struct m
 	if (found)
 		return load_vocab_coded(l, role, &coded, v);
 	MOE_TRY(next(l, role, -1, -1, &t));
-	MOE_TRY(check_trained(l, role, t, NULL));
+	MOE_TRY(check_trained(l, role, t));
 	row = (size_t)t->shape[1] * moe_dtype_size(t->dtype);
 	for (int c = 0; c < v->n_chunks; c++) {
 		int64_t v0 = (int64_t)c * MOE_VOCAB_CHUNK;
@@ -293,6 +311,7 @@ static enum moe_status pack_expert(struct loader *l, struct moe_experts *e, int 
 					   .k = which == MOE_DOWN ? e->I : e->H };
 
 		q.coding = moe_format_coding(l->m->convert, q.k);
+		q.rows = q.coding.rows;
 		for (int p = 0; p < e->P; p++)
 			moe_experts_pack_coded(e, which, expert, p, &q, 0, 1);
 		return MOE_OK;
@@ -378,6 +397,19 @@ static enum moe_status next_coded(struct loader *l, enum moe_role role, int laye
 	return begin_coded(l, t);
 }
 
+/* Where gate and up are trained, they have blocks of their own, one after the other. */
+static enum moe_status check_fused(const struct loader *l, const struct moe_st_quantised *t, int64_t I, bool alternate)
+{
+	int64_t rows = t->q.rows;
+
+	if (!moe_model_trains(l->m, MOE_ROLE_EXPERT_GATE) || (!alternate && (rows <= 1 || I % rows == 0)))
+		return MOE_OK;
+	return moe_fail(MOE_ERR_UNSUPPORTED,
+			"%s has rows of gate and up in turn, or scales (one for %lld rows) that both share: method lora trains "
+			"an adapter on it, or moesaic convert makes tensors of single experts",
+			t->codes->name, (long long)rows);
+}
+
 /* Gate rows and up rows of an expert follow each other, or alternate. */
 static enum moe_status load_fused_coded(struct loader *l, int layer, struct moe_experts *e,
 					const struct moe_coding *coding)
@@ -386,6 +418,7 @@ static enum moe_status load_fused_coded(struct loader *l, int layer, struct moe_
 	bool alternate = l->m->arch.gate_up_alternate;
 
 	MOE_TRY(next_coded(l, MOE_ROLE_EXPERTS_GATE_UP, layer, -1, &coding[MOE_GATE], &t));
+	MOE_TRY(check_fused(l, &t, e->I, alternate));
 	for (int i = 0; i < e->E; i++) {
 		struct moe_quantised q = moe_st_quantised_expert(&t, i);
 
@@ -444,6 +477,7 @@ static enum moe_status stored_coding(struct loader *l, int layer, struct expert_
 		if (!found)
 			return missing_coded(l, role, layer, 0);
 		c->coding[j] = t.q.coding;
+		c->coding[j].rows = t.q.rows;
 	}
 	return MOE_OK;
 }
@@ -476,12 +510,34 @@ enum moe_status moe_model_choose_format(struct moe_model *m, const struct moe_sa
 	return MOE_OK;
 }
 
-/* Without reading any. */
-static enum moe_status describe_experts(struct loader *l, struct moe_experts *e, enum moe_dtype dtype, bool coded)
+/* Without reading any; coding: of quantised ones, or NULL. */
+static enum moe_status describe_experts(struct loader *l, struct moe_experts *e, enum moe_dtype dtype,
+					const struct moe_coding *coding)
 {
-	for (int i = 0; !coded && i < e->E; i++)
-		for (int j = 0; j < MOE_EXPERT_MATRICES; j++)
-			MOE_TRY(pack_expert(l, e, 0, (enum moe_expert_matrix)j, i, NULL, dtype));
+	for (int i = 0; i < e->E; i++)
+		for (int j = 0; j < MOE_EXPERT_MATRICES; j++) {
+			enum moe_expert_matrix which = (enum moe_expert_matrix)j;
+			struct moe_quantised q = { .n = which == MOE_DOWN ? e->H : e->I,
+						   .k = which == MOE_DOWN ? e->I : e->H };
+
+			if (!coding) {
+				MOE_TRY(pack_expert(l, e, 0, which, i, NULL, dtype));
+				continue;
+			}
+			q.coding = coding[j];
+			q.rows = coding[j].rows;
+			for (int p = 0; p < e->P; p++)
+				moe_experts_pack_coded(e, which, i, p, &q, 0, 1);
+		}
+	return MOE_OK;
+}
+
+static enum moe_status check_codings(const struct loader *l, int layer, const struct moe_experts *e,
+				     const struct moe_coding *coding)
+{
+	for (int j = 0; j < MOE_EXPERT_MATRICES; j++)
+		MOE_TRY(check_requantise(l, (enum moe_role)(MOE_ROLE_EXPERT_GATE + j), layer, &coding[j],
+					 j == MOE_DOWN ? e->H : e->I, j == MOE_DOWN ? e->I : e->H));
 	return MOE_OK;
 }
 
@@ -531,11 +587,14 @@ static enum moe_status load_experts(struct loader *l, int layer, struct moe_expe
 				       &t));
 	else
 		t = only_shape(l, MOE_ROLE_EXPERT_GATE, layer);
-	MOE_TRY(check_trained(l, MOE_ROLE_EXPERT_GATE, t, coded ? c.coding[0].format->name : NULL));
+	if (!coded)
+		MOE_TRY(check_trained(l, MOE_ROLE_EXPERT_GATE, t));
+	if (s.coding)
+		MOE_TRY(check_codings(l, layer, e, s.coding));
 	MOE_TRY(moe_experts_alloc(l->m->engine, &s,
 				  moe_model_packed_dtype(l->m, MOE_ROLE_EXPERT_GATE, t->dtype), e));
 	if (l->st && !l->pack)
-		MOE_TRY(describe_experts(l, e, t->dtype, coded));
+		MOE_TRY(describe_experts(l, e, t->dtype, coded ? c.coding : NULL));
 	else if (c.coded)
 		MOE_TRY(c.fused ? load_fused_coded(l, layer, e, c.coding)
 				: load_single_coded(l, layer, e, c.coding));

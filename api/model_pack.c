@@ -233,10 +233,11 @@ static enum moe_status keep_coded(struct moe_pack *p, const struct moe_quantised
 	return MOE_OK;
 }
 
-enum moe_status moe_pack_coded(struct moe_pack *p, int part, struct moe_weight *w,
+enum moe_status moe_pack_coded(struct moe_pack *p, int part, struct moe_weight *w, const struct moe_trained *trained,
 			       const struct moe_quantised *q)
 {
 	struct job j = { .source = { w, NULL, q->n, q->k, q->k },
+			 .trained = trained,
 			 .dtype = MOE_U8,
 			 .tensor = p->n_tensors - 1,
 			 .part = part,
@@ -284,7 +285,7 @@ enum moe_status moe_pack_expert_coded(struct moe_pack *p, int back, struct moe_e
 			 .step = step };
 
 	MOE_TRY(keep_coded(p, q, &j.coded));
-	if (p->m->expand || !parts_have_rows(e, which, q, n0, step))
+	if (p->m->expand || e->requantise || !parts_have_rows(e, which, q, n0, step)) /* blocks may lie in several parts */
 		return add_whole(p, &j);
 	for (j.part = 0; j.part < e->P; j.part++) {
 		j.source = moe_experts_source(e, which, expert, j.part, NULL, MOE_U8);
@@ -322,6 +323,42 @@ static int last_part(const struct job *j)
 	return j->all ? j->experts->P - 1 : j->part;
 }
 
+/* Masters are what the codes stand for, and the codes are made of them, as after any update. */
+static enum moe_status run_masters(const struct job *j, const char *name, int64_t *bad)
+{
+	const struct moe_quantised *q = j->coded;
+	int64_t n = j->source.n, k = j->source.k;
+	float *x = moe_alloc((size_t)(n * k), sizeof *x);
+
+	if (!x)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for masters of %s", name);
+	for (int64_t i = 0; i < n; i++) {
+		moe_dequantise_row(q, j->n0 + i * j->step, 0, k, x + i * k);
+		*bad += count_non_finite(MOE_F32, k, (const char *)(x + i * k));
+	}
+	if (j->experts) {
+		moe_experts_take_master(j->experts, j->which, j->expert, x, MOE_F32);
+		moe_experts_requantise(j->experts, j->which, j->expert);
+	} else {
+		moe_trained_set(j->trained, x, MOE_F32);
+	}
+	moe_free(x);
+	return MOE_OK;
+}
+
+/* The description of packed codes, without any. */
+static void describe_coded(const struct job *j)
+{
+	struct moe_quantised q = *j->coded;
+	const struct moe_coded_window all = { 0, j->source.n, 0, j->source.k, 1 };
+
+	q.codes.data = NULL;
+	for (int i = 0; j->experts && i < j->experts->P; i++)
+		moe_experts_pack_coded(j->experts, j->which, j->expert, i, &q, j->n0, j->step);
+	if (!j->experts)
+		moe_coded_pack(moe_coded_order(moe_kernels()), j->source.w, &q, &all);
+}
+
 /* Codes as they are stored; *bad: those that are NaN. */
 static enum moe_status run_coded(const struct job *j, const char *name, int64_t *bad)
 {
@@ -329,6 +366,10 @@ static enum moe_status run_coded(const struct job *j, const char *name, int64_t 
 	const struct moe_coded_window all = { 0, q->n, 0, q->k, 1 };
 
 	MOE_TRY(moe_check_scales(q, name));
+	if (j->trained || (j->experts && j->experts->requantise)) {
+		describe_coded(j);
+		return run_masters(j, name, bad);
+	}
 	if (!j->experts)
 		*bad = moe_coded_pack(moe_coded_order(moe_kernels()), j->source.w, q, &all);
 	for (int i = first_part(j); j->experts && i <= last_part(j); i++)
@@ -420,6 +461,10 @@ static enum moe_status run_as(const struct job *j)
 	for (int i = 0; st == MOE_OK && i < j->experts->P; i++)
 		moe_experts_pack_coded(j->experts, j->which, j->expert, i, &q, 0, 1);
 	moe_free(memory);
+	if (st == MOE_OK && j->experts->requantise) { /* masters keep what codes drop */
+		moe_experts_take_master(j->experts, j->which, j->expert, j->matrix, j->dtype);
+		moe_experts_requantise(j->experts, j->which, j->expert);
+	}
 	return st;
 }
 

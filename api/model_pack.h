@@ -28,10 +28,10 @@ enum moe_status moe_pack_expert(struct moe_pack *p, int back, struct moe_experts
 				enum moe_expert_matrix which, int expert, const void *src,
 				enum moe_dtype dtype);
 /*
- * Quantised: all rows of q (copied) as a dense weight; a part of them, rows n0, n0 + step, ..., as an expert's
+ * Quantised (by way of masters where they are trained): all rows of q (copied) as a dense weight; a part of them, rows n0, n0 + step, ..., as an expert's
  * matrix; or a plain matrix, contiguous, that becomes codes of the format.
  */
-enum moe_status moe_pack_coded(struct moe_pack *p, int part, struct moe_weight *w,
+enum moe_status moe_pack_coded(struct moe_pack *p, int part, struct moe_weight *w, const struct moe_trained *trained,
 			       const struct moe_quantised *q);
 /* Rows n0..n0+n of q, whose codes t holds, as BF16: for weights that are never quantised here. */
 enum moe_status moe_pack_decoded(struct moe_pack *p, int part, struct moe_weight *w, const struct moe_st_tensor *t,

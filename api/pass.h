@@ -31,6 +31,10 @@ enum moe_status moe_submit_grad_weights(const struct moe_context *c, const struc
 					const struct moe_plan *plan, struct moe_slot_tensors *slot, int T,
 					const struct moe_array *a);
 /* Exactly this shape, contiguous, with data. */
+/* Expert e of an array that has experts first. */
+struct moe_array moe_array_of_expert(const struct moe_array *a, int64_t e);
+/* Opens one matrix's tensors in the layout of the format that takes them. */
+enum moe_status moe_open_stored(const struct moe_format *f, const struct moe_stored *s, struct moe_quantised *q);
 enum moe_status moe_check_shape(const char *name, const struct moe_array *a, int ndim,
 				const int64_t *shape);
 /* Between a LoRA array's field of all experts and a contiguous float array. */

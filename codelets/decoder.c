@@ -6,7 +6,7 @@
 
 static size_t trained_scratch(const struct moe_trained *a)
 {
-	return MOE_MAX(moe_dense_grad_scratch(a), a->param.own ? moe_update_scratch(a->param.cols) : 0);
+	return MOE_MAX(moe_dense_grad_scratch(a), a->param.own ? moe_update_scratch(a->param.cols, NULL) : 0);
 }
 
 /* Of its arrays that are trained whole. */

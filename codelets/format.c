@@ -96,7 +96,8 @@ struct moe_coding moe_format_coding(const struct moe_format *f, int64_t k)
 	return (struct moe_coding){ .format = f,
 				    .scale = f->scale,
 				    .zero = !f->quantise,
-				    .group = f->group ? f->group : MOE_MAX(k, 1) };
+				    .group = f->group ? f->group : MOE_MAX(k, 1),
+				    .rows = MOE_MAX(f->rows, 1) };
 }
 
 /* ---- what moe_quantise leaves: a byte per code, f32 scales ---- */
@@ -141,11 +142,53 @@ static enum moe_status round_scale(const struct moe_quantised *q, float *scale, 
 	return MOE_OK;
 }
 
+/* By the bits, which compilers compare in vectors. */
+static bool all_finite(int64_t n, int64_t k, const float *x, int64_t ld)
+{
+	uint32_t most = 0;
+
+	for (int64_t i = 0; i < n; i++)
+		for (int64_t j = 0; j < k; j++) {
+			uint32_t bits;
+
+			memcpy(&bits, &x[i * ld + j], sizeof bits);
+			most = MOE_MAX(most, bits & 0x7fffffffu);
+		}
+	return most < 0x7f800000u;
+}
+
+/* *exact: the scale before it was rounded to the coding's dtype. */
+static float quantise_block(const struct moe_coding *c, int64_t n, int64_t k, const float *x, int64_t ld,
+			    uint8_t *codes, int64_t ld_codes, int8_t *zero, float *exact)
+{
+	const struct moe_format *f = c->format;
+	float scale;
+
+	*exact = c->zero ? f->quantise_zero(k, x, codes, zero) : f->quantise(n, k, x, ld, codes, ld_codes);
+	scale = rounded(*exact, c->scale);
+	if (!c->zero && c->scale != f->scale && scale > 0 && isfinite(scale))
+		f->encode(n, k, x, ld, scale, codes, ld_codes);
+	return scale;
+}
+
+float moe_quantise_block(const struct moe_coding *c, int64_t n, int64_t k, const float *x, int64_t ld,
+			 uint8_t *codes, int64_t ld_codes, int8_t *zero)
+{
+	float exact;
+
+	if (all_finite(n, k, x, ld))
+		return quantise_block(c, n, k, x, ld, codes, ld_codes, zero, &exact);
+	for (int64_t i = 0; i < n; i++)
+		memset(codes + i * ld_codes, 0, (size_t)k);
+	if (c->zero)
+		*zero = 0;
+	return NAN;
+}
+
 /* Rows first..first+n, which share scales; `strip` holds them as f32. */
 static enum moe_status quantise_rows(const struct moe_quantised *q, const float *strip,
 				     int64_t first, int64_t n)
 {
-	const struct moe_format *f = q->coding.format;
 	int64_t groups = moe_groups(&q->coding, q->k), k = q->k;
 	float *scale = (float *)q->scale.data + first / q->rows * groups;
 
@@ -158,15 +201,10 @@ static enum moe_status quantise_rows(const struct moe_quantised *q, const float 
 	for (int64_t g = 0; g < groups; g++) {
 		int64_t k0 = g * q->coding.group, width = MOE_MIN(q->coding.group, k - k0);
 		uint8_t *codes = (uint8_t *)q->codes.data + first * k + k0;
+		int8_t *zero = q->coding.zero ? (int8_t *)q->zero.data + first * groups + g : NULL;
 
-		if (q->coding.zero)
-			scale[g] = f->quantise_zero(width, strip + k0, codes,
-						    (int8_t *)q->zero.data + first * groups + g);
-		else
-			scale[g] = f->quantise(n, width, strip + k0, k, codes, k);
+		quantise_block(&q->coding, n, width, strip + k0, k, codes, k, zero, &scale[g]);
 		MOE_TRY(round_scale(q, &scale[g], first, k0));
-		if (!q->coding.zero && q->coding.scale != f->scale && scale[g] > 0)
-			f->encode(n, width, strip + k0, k, scale[g], codes, k);
 	}
 	return MOE_OK;
 }

@@ -43,6 +43,7 @@ struct moe_coding {
 	int64_t group;			 /* columns per scale, at least 1 */
 	int64_t phase; /* columns of the first group that belong to what lies left of this weight */
 	enum moe_compute compute;
+	int64_t rows; /* that share a scale: asked for where weights are quantised again; 0: 1 */
 };
 
 struct moe_quantised;
@@ -160,6 +161,13 @@ float moe_ue8m0(uint8_t v); /* NaN for 255 */
 float moe_scale_at(const void *scale, enum moe_dtype dtype, int64_t i);
 /* The reverse, exact for values that came from that dtype. */
 void moe_scale_put(void *scale, enum moe_dtype dtype, int64_t i, float v);
+/*
+ * A block x [n, k] (rows ld apart) of one scale, as moe_quantise_as makes it: codes, ld_codes apart, the scale that
+ * the coding's dtype holds, *zero where there are zeros (then n is 1). A value that is not finite, or a scale beyond
+ * the dtype, makes a scale that is not finite.
+ */
+float moe_quantise_block(const struct moe_coding *c, int64_t n, int64_t k, const float *x, int64_t ld,
+			 uint8_t *codes, int64_t ld_codes, int8_t *zero);
 /* The coding that moe_quantise gives a matrix of k columns. */
 struct moe_coding moe_format_coding(const struct moe_format *f, int64_t k);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/moe.h"
-#include "codelets/kernels/packed/coded.h"
+#include "codelets/kernels/packed/requantise.h"
 
 /* One of a piece's matrices, of which there are `stack`. */
 static void *matrix_at(void *packed, size_t piece, int stack, int e, int i)
@@ -13,7 +13,9 @@ void moe_param_pack(const struct moe_param *p, int e, int64_t first, int64_t cou
 	const float *src = p->value + (int64_t)e * p->piece;
 	const struct moe_kernels *k = moe_kernels();
 
-	if (p->weight)
+	if (p->weight && moe_is_coded(&p->weight[e]))
+		moe_requantise_rows(&p->weight[e], first, first + count, src + first * p->cols, p->cols);
+	else if (p->weight)
 		k->weight_repack(&p->weight[e], src + first * p->cols, first, first + count);
 	for (int i = 0; i < p->stack && p->packed; i++, src += p->rows * p->cols) {
 		int64_t n0 = MOE_MAX(first - i * p->rows, 0);
@@ -192,6 +194,115 @@ int64_t moe_experts_pack_coded(const struct moe_experts *l, enum moe_expert_matr
 	if (which == MOE_DOWN && W->coding.compute == MOE_COMPUTE_INT8)
 		W->coding.compute = MOE_COMPUTE_INT16;
 	return nan;
+}
+
+/* ---- trained quantised weights ---- */
+
+void moe_experts_coded(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
+		       struct moe_coded_matrix *m)
+{
+	bool down = which == MOE_DOWN;
+
+	m->n = down ? l->H : l->I;
+	m->k = down ? l->I : l->H;
+	m->windows = l->P;
+	for (int p = 0; p < l->P; p++) {
+		int64_t i0 = l->part[p].i0;
+
+		m->window[p] = (struct moe_coded_part){ weight_of(&l->part[p], which, expert), down ? 0 : i0,
+							down ? i0 : 0 };
+	}
+}
+
+/* Masters of one expert's matrix, in all parts. */
+struct masters {
+	const struct moe_experts *l;
+	enum moe_expert_matrix which;
+	int expert;
+};
+
+/* What a part has of a block [n, k]: from [row, col] of its piece on; that is [down, right] in the block. */
+struct overlap {
+	int64_t row, col, n, k, down, right;
+};
+
+static struct overlap overlap(const struct masters *s, int p, int64_t n0, int64_t n, int64_t k0, int64_t k)
+{
+	const struct moe_experts_part *part = &s->l->part[p];
+	const struct moe_param *b = &part->base[s->which];
+	int64_t row = s->which == MOE_DOWN ? 0 : part->i0, col = s->which == MOE_DOWN ? part->i0 : 0;
+	struct overlap o = { .row = MOE_MAX(n0 - row, 0), .col = MOE_MAX(k0 - col, 0) };
+
+	o.n = MOE_MIN(n0 + n - row, b->rows) - o.row;
+	o.k = MOE_MIN(k0 + k - col, b->cols) - o.col;
+	o.down = o.row + row - n0;
+	o.right = o.col + col - k0;
+	return o;
+}
+
+static const float *master_source(const void *user, int64_t n0, int64_t n, int64_t k0, int64_t k, float *buffer,
+				  int64_t *ld)
+{
+	const struct masters *s = user;
+
+	*ld = k;
+	for (int p = 0; p < s->l->P; p++) {
+		const struct moe_param *b = &s->l->part[p].base[s->which];
+		struct overlap o = overlap(s, p, n0, n, k0, k);
+		float *to = buffer + o.down * k + o.right;
+		const float *from;
+
+		if (o.n <= 0 || o.k <= 0)
+			continue;
+		if (!b->value) {
+			moe_plain_values(&b->own[s->expert], o.row, o.n, o.col, o.k, to, k);
+			continue;
+		}
+		from = moe_piece(b->value, b, s->expert) + o.row * b->cols + o.col;
+		if (o.n == n && o.k == k) {
+			*ld = b->cols;
+			return from;
+		}
+		for (int64_t i = 0; i < o.n; i++)
+			memcpy(to + i * k, from + i * b->cols, (size_t)o.k * sizeof *to);
+	}
+	return buffer;
+}
+
+void moe_experts_requantise(const struct moe_experts *l, enum moe_expert_matrix which, int expert)
+{
+	struct masters s = { l, which, expert };
+	struct moe_coded_matrix m;
+
+	moe_experts_coded(l, which, expert, &m);
+	moe_requantise_matrix(&m, 0, m.n, master_source, &s);
+}
+
+void moe_experts_take_master(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
+			     const void *src, enum moe_dtype dtype)
+{
+	for (int p = 0; p < l->P; p++) {
+		struct moe_pack_source s = moe_experts_source(l, which, expert, p, src, dtype);
+		const struct moe_param *b = &l->part[p].base[which];
+
+		for (int64_t i = 0; b->value && i < s.n; i++)
+			moe_to_f32(moe_piece(b->value, b, expert) + i * s.k,
+				   s.src + (size_t)(i * s.ld) * moe_dtype_size(dtype), dtype, (size_t)s.k);
+		if (b->own)
+			moe_kernels()->weight_pack(&b->own[expert], s.src, dtype, s.n, s.k, s.ld, MOE_USE_GEMM);
+	}
+}
+
+void moe_experts_dequantise_master(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
+				   const struct moe_quantised *q)
+{
+	for (int p = 0; p < l->P; p++) {
+		const struct moe_param *b = &l->part[p].base[which];
+		int64_t i0 = l->part[p].i0, n0 = which == MOE_DOWN ? 0 : i0, k0 = which == MOE_DOWN ? i0 : 0;
+
+		for (int64_t i = 0; i < b->rows; i++)
+			moe_dequantise_row(q, n0 + i, k0, b->cols, moe_piece(b->value, b, expert) + i * b->cols);
+	}
 }
 
 struct moe_view moe_lora_view(const struct moe_experts *l, enum moe_lora_array a, int part)

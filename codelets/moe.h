@@ -31,12 +31,15 @@ struct moe_param {
 	int stack;
 	int64_t rows, cols;
 	float pack_scale;
-	/* [pieces] the packed weights of trained base matrices, which the update renews; NULL: a repack task does */
+	/*
+	 * [pieces] the packed weights of trained base matrices, which the update renews: packed or quantised again. NULL:
+	 * a repack task does
+	 */
 	struct moe_weight *weight;
 	/*
-	 * Where packed bf16 weights are their own masters (value NULL): piece e is rows own_row.. of own[e], own_row a
-	 * multiple of 16. For the rounding (codelets/rounding.h): key of the whole array, and where the pieces and
-	 * their rows begin in it.
+	 * Where masters are packed bf16 weights (value NULL): piece e is rows own_row.. of own[e], own_row a multiple of
+	 * 16. Those that are computed with, but for quantised ones. For the rounding (codelets/rounding.h): key of the
+	 * whole array, and where the pieces and their rows begin in it.
 	 */
 	struct moe_weight *own;
 	int64_t own_row, own_piece, own_at, own_ld;
@@ -55,6 +58,9 @@ static inline float *moe_piece(float *base, const struct moe_param *p, int e)
 
 enum moe_expert_matrix { MOE_GATE, MOE_UP, MOE_DOWN, MOE_EXPERT_MATRICES };
 
+/* Who quantises trained weights again: a (part, group) its own, or a group those of all parts, which cut blocks. */
+enum moe_requantise { MOE_REQUANTISE_NOT, MOE_REQUANTISE_PARTS, MOE_REQUANTISE_WHOLE };
+
 /* A part's share: columns i0..i0+I of the intermediate dimension. */
 struct moe_experts_part {
 	int64_t i0, I;
@@ -63,6 +69,7 @@ struct moe_experts_part {
 	struct moe_param down_a;	     /* pieces [r, I] */
 	/* pieces [I, H], [I, H], [H, I]; grad: where it is wanted; value (f32 master), m, v: where they are trained */
 	struct moe_param base[MOE_EXPERT_MATRICES];
+	struct moe_weight *masters; /* [3 E] in bf16 of quantised weights: what base[].own points to; NULL: none */
 };
 
 /*
@@ -89,6 +96,7 @@ struct moe_experts {
 	struct moe_router_config router_config;
 	struct moe_weight router_weight; /* [E, H] */
 	float *grad_router;		 /* [E, H] or NULL */
+	enum moe_requantise requantise;	 /* where quantised weights are trained */
 	/* one piece [E, H], where it is trained: value is router_weight's data (F32), grad is grad_router */
 	struct moe_param router_param;
 	struct moe_router_lora *router_lora; /* where it is trained; codelets/router_lora.h. Not owned */
@@ -251,6 +259,17 @@ void moe_experts_pack_part(const struct moe_experts *l, enum moe_expert_matrix w
 /* The same from the master; where bf16 weights are their own masters, only the copies. */
 void moe_experts_pack_master(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
 			     int part);
+/* Trained quantised weights, in all parts: f32 masters of one expert's matrix from src, whole, contiguous, or from
+ * quantised weights; codes from masters. */
+void moe_experts_take_master(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
+			     const void *src, enum moe_dtype dtype);
+void moe_experts_dequantise_master(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
+				   const struct moe_quantised *q);
+void moe_experts_requantise(const struct moe_experts *l, enum moe_expert_matrix which, int expert);
+/* One expert's matrix in its parts. */
+struct moe_coded_matrix;
+void moe_experts_coded(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
+		       struct moe_coded_matrix *out);
 /*
  * A part's share of one expert's matrix from a quantised one: its row i is row n0 + i * step of q. Returns how many
  * codes have no finite value.

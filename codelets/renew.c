@@ -1,12 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/cost.h"
+#include "codelets/kernels/packed/requantise.h"
 #include "codelets/trained.h"
 #include "engine/codelet.h"
+
+static const float *own_source(const void *user, int64_t n0, int64_t n, int64_t k0, int64_t k, float *buffer,
+			       int64_t *ld)
+{
+	*ld = k;
+	moe_plain_values(user, n0, n, k0, k, buffer, k);
+	return buffer;
+}
+
+/* Quantised weights from their masters. */
+static void requantise(const struct moe_trained *a)
+{
+	const struct moe_param *p = &a->param;
+	struct moe_coded_matrix m = {
+		.n = p->rows, .k = p->cols, .windows = 1, .window = { { a->weight, 0, 0 } }
+	};
+
+	if (p->value)
+		moe_requantise_rows(a->weight, 0, p->rows, p->value, p->cols);
+	else
+		moe_requantise_matrix(&m, 0, p->rows, own_source, p->own);
+}
 
 void moe_trained_renew(const struct moe_trained *a)
 {
 	const struct moe_param *p = &a->param;
 
+	if (a->weight && moe_is_coded(a->weight)) {
+		requantise(a);
+		return;
+	}
 	if (!p->value)
 		return;
 	if (a->weight)
@@ -19,11 +46,10 @@ void moe_trained_set(const struct moe_trained *a, const void *src, enum moe_dtyp
 {
 	const struct moe_param *p = &a->param;
 
-	if (!p->value) {
-		moe_weight_pack(a->weight, src, dtype, p->rows, p->cols, p->cols);
-		return;
-	}
-	moe_to_f32(p->value, src, dtype, (size_t)p->piece);
+	if (p->own)
+		moe_weight_pack(p->own, src, dtype, p->rows, p->cols, p->cols);
+	else
+		moe_to_f32(p->value, src, dtype, (size_t)p->piece);
 	moe_trained_renew(a);
 }
 
@@ -44,7 +70,7 @@ void moe_trained_get(const struct moe_trained *a, int64_t n0, int64_t n1, float 
 	if (p->value)
 		memcpy(dst, p->value + n0 * p->cols, (size_t)((n1 - n0) * p->cols) * sizeof *dst);
 	else
-		moe_kernels()->weight_unpack(a->weight, n0, n1, dst);
+		moe_kernels()->weight_unpack(p->own, n0, n1, dst);
 }
 
 static void run(const void *args, struct moe_worker *worker)

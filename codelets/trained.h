@@ -13,7 +13,8 @@ struct moe_codelet;
 struct moe_trained {
 	/* one piece [rows, cols]; grad NULL: the array is not there. m NULL: a gradient only */
 	struct moe_param param;
-	struct moe_weight *weight; /* matrices: the packed form, renewed after an update */
+	struct moe_weight *weight; /* matrices: the packed (or quantised) form, renewed after an update */
+	struct moe_weight master;  /* in bf16 of quantised weights: what param.own points to; data owned */
 	float *vector;		   /* norms and biases: what is computed with, likewise */
 	int slices;
 	int64_t slice_rows;	 /* a multiple of MOE_CHUNK */
@@ -21,6 +22,11 @@ struct moe_trained {
 	bool decay;		 /* weight decay applies */
 };
 
+/* Whether the update leaves the packed form to a renew task. */
+static inline bool moe_trained_renews(const struct moe_trained *a)
+{
+	return !a->param.own || a->param.own != a->weight;
+}
 static inline bool moe_trained_updates(const struct moe_trained *a)
 {
 	return a->param.m != NULL;

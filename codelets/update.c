@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/update.h"
 #include "codelets/cost.h"
+#include "codelets/kernels/packed/requantise.h"
 #include "codelets/rounding.h"
 #include "engine/codelet.h"
 
@@ -10,12 +11,22 @@
 #define UPDATE_ELEMENTS 8192
 #define UPDATE_BASE_ELEMENTS 65536
 
+/* About `elements` of rows of `cols`: whole panels, and whole blocks of weights that are quantised again (or NULL). */
+static int64_t run_rows(int64_t elements, int64_t cols, const struct moe_weight *coded)
+{
+	int64_t rows = coded && moe_is_coded(coded) ? MOE_MAX(coded->coding.rows, 1) : 1;
+
+	while (rows % 16)
+		rows *= 2;
+	return MOE_MAX(elements / MOE_MAX(cols, 1) / rows, 1) * rows;
+}
+
 /* One piece by runs of rows that begin at a panel of their matrix. */
 static void update_piece(const struct moe_param *p, int e, const struct moe_adamw *adamw)
 {
 	int64_t rows = p->stack * p->rows;
 	int64_t most = p->weight ? UPDATE_BASE_ELEMENTS : UPDATE_ELEMENTS;
-	int64_t run = MOE_MAX(most / MOE_MAX(p->cols, 1) / 16, 1) * 16;
+	int64_t run = run_rows(most, p->cols, p->weight ? &p->weight[e] : NULL);
 
 	for (int64_t n0 = 0; n0 < rows;) {
 		int64_t matrix_end = (n0 / p->rows + 1) * p->rows;
@@ -28,23 +39,17 @@ static void update_piece(const struct moe_param *p, int e, const struct moe_adam
 	}
 }
 
-/* Rows of weights that are their own masters, at a time. */
-static int64_t own_rows(int64_t cols)
+size_t moe_update_scratch(int64_t cols, const struct moe_weight *coded)
 {
-	return MOE_MAX(UPDATE_ELEMENTS / MOE_MAX(cols, 1) / 16, 1) * 16;
+	return (size_t)(run_rows(UPDATE_ELEMENTS, cols, coded) * cols) * (sizeof(float) + sizeof(uint16_t));
 }
 
-size_t moe_update_scratch(int64_t cols)
-{
-	return (size_t)(own_rows(cols) * cols) * (sizeof(float) + sizeof(uint16_t));
-}
-
-/* The packed weights to f32, AdamW, rounded back: a run of panels after the other. */
+/* The packed masters to f32, AdamW, rounded back: a run of panels after the other. */
 static void update_own(const struct moe_param *p, int e, const struct moe_adamw *adamw, float *wide)
 {
 	const struct moe_kernels *k = moe_kernels();
 	struct moe_weight *w = &p->own[e];
-	int64_t run = own_rows(p->cols), whole = e * p->own_piece + p->own_at;
+	int64_t run = run_rows(UPDATE_ELEMENTS, p->cols, p->weight ? &p->weight[e] : NULL), whole = e * p->own_piece + p->own_at;
 	uint16_t *narrow = (uint16_t *)(wide + run * p->cols);
 	uint64_t key = moe_rounding_key(p->own_key, adamw->step);
 
@@ -60,6 +65,10 @@ static void update_own(const struct moe_param *p, int e, const struct moe_adamw 
 				       narrow + i * p->cols);
 		part.data = (char *)w->data + k->weight_bytes(MOE_BF16, first, p->cols, MOE_USE_GEMM);
 		k->weight_pack(&part, narrow, MOE_BF16, n, p->cols, p->cols, MOE_USE_GEMM);
+		if (!p->weight)
+			continue;
+		moe_to_f32(wide, narrow, MOE_BF16, (size_t)(n * p->cols));
+		moe_requantise_rows(&p->weight[e], n0, n0 + n, wide, p->cols);
 	}
 }
 

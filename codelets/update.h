@@ -40,8 +40,8 @@ struct moe_grad_total_args {
 	struct moe_grad_norm *out;
 };
 
-/* Bytes of worker scratch for weights that are their own masters, of that many columns. */
-size_t moe_update_scratch(int64_t cols);
+/* Bytes of worker scratch for masters in bf16 of that many columns; coded: what the update quantises again, or NULL. */
+size_t moe_update_scratch(int64_t cols, const struct moe_weight *coded);
 extern struct moe_codelet moe_cl_update, moe_cl_grad_norm, moe_cl_grad_total;
 
 #endif

@@ -293,7 +293,7 @@ size_t moe_experts_worker_scratch(const struct moe_experts *l, int T)
 	n = MOE_MAX(n, moe_combine_bwd_scratch(l));
 	n = MOE_MAX(n, moe_combine_scratch(l));
 	if (l->part[0].base[MOE_GATE].own)
-		n = MOE_MAX(n, moe_update_scratch(MOE_MAX(l->H, l->I)));
+		n = MOE_MAX(n, moe_update_scratch(MOE_MAX(l->H, l->I), l->part[0].gate));
 	return l->router ? MOE_MAX(n, moe_route_scratch(l)) : n;
 }
 

@@ -477,6 +477,26 @@ enum moe_status moe_graph_moe_update(const struct moe_context *c, const struct m
 	return MOE_OK;
 }
 
+/* All parts of a group at once: blocks may lie in several. */
+static enum moe_status requantise(const struct moe_context *c, const struct moe_experts *l,
+				  struct moe_layer_tensors *lt, const struct moe_repack_args *args)
+{
+	for (int g = 0; g < l->G; g++) {
+		struct moe_tensor *masters[MOE_MAX_LAYER_PARTS], *weights[MOE_MAX_LAYER_PARTS];
+		struct moe_repack_args a = *args;
+
+		a.layer = l;
+		a.part = -1;
+		a.group = g;
+		for (int p = 0; p < l->P; p++) {
+			masters[p] = lt->masters[p * l->G + g];
+			weights[p] = lt->weights[p * l->G + g];
+		}
+		MOE_TRY(moe_task_requantise(c, &a, masters, weights, l->P));
+	}
+	return MOE_OK;
+}
+
 enum moe_status moe_graph_moe_update_base(const struct moe_context *c, const struct moe_experts *l,
 					  struct moe_layer_tensors *lt,
 					  const struct moe_optimizer_step *o)
@@ -488,14 +508,18 @@ enum moe_status moe_graph_moe_update_base(const struct moe_context *c, const str
 		struct moe_update_args a = { .adamw = o->adamw, .norm = o->norm };
 		struct moe_repack_args again = { .layer = l, .part = p, .group = g };
 		struct moe_tensor *params[2] = { lt->masters ? lt->masters[i] : NULL, lt->weights[i] };
-		bool own = l->part[p].base[MOE_GATE].own != NULL, packs = l->part[p].base[MOE_GATE].weight != NULL;
+		/* plain bf16 weights change in place; quantised ones have masters in any case */
+		bool own = l->part[p].base[MOE_GATE].own != NULL && !l->requantise;
+		bool packs = l->part[p].base[MOE_GATE].weight != NULL;
 
 		base_ranges(l, i, &a);
 		MOE_TRY(moe_task_update(c, &a, g, p, &lt->grad_base[i], 1, norm, own ? params + 1 : params,
 					packs ? 2 : 1));
-		if (l->transposed || (!own && !packs))
+		if (!l->requantise && (l->transposed || (!own && !packs)))
 			MOE_TRY(moe_task_repack(c, &again, own ? NULL : lt->masters[i], lt->weights[i]));
 	}
+	if (l->requantise == MOE_REQUANTISE_WHOLE)
+		MOE_TRY(requantise(c, l, lt, &(struct moe_repack_args){ 0 }));
 	return moe_graph_moe_update_router(c, l, lt, o);
 }
 
@@ -516,6 +540,8 @@ enum moe_status moe_graph_moe_take_base(const struct moe_context *c, const struc
 					struct moe_layer_tensors *lt,
 					const struct moe_repack_args *args)
 {
+	if (l->requantise)
+		return requantise(c, l, lt, args);
 	for (int i = 0; i < l->P * l->G; i++) {
 		struct moe_repack_args a = *args;
 

@@ -5,7 +5,7 @@
 
 #include "graphs/trained.h"
 
-#include "codelets/kernels/packed/coded.h"
+#include "codelets/kernels/packed/requantise.h"
 
 static int64_t part_begin(int64_t I, int P, int p)
 {
@@ -88,18 +88,68 @@ static struct moe_param shape_base(int64_t n, int64_t k)
 	return (struct moe_param){ .stack = 1, .rows = n, .cols = k, .piece = n * k };
 }
 
+static size_t plain_bytes(enum moe_dtype dtype, int64_t n, int64_t k)
+{
+	return (moe_kernels()->weight_bytes(dtype, n, k, MOE_USE_GEMM) + 63) & ~(size_t)63;
+}
+
+/* Whether every part has whole blocks of all matrices. */
+static enum moe_requantise requantise_of(const struct moe_experts_shape *s, int P)
+{
+	if (!s->coding || !s->train_base)
+		return MOE_REQUANTISE_NOT;
+	for (int p = 0; p < P; p++) {
+		int64_t i0 = part_begin(s->I, P, p), I = part_begin(s->I, P, p + 1) - i0;
+
+		if (!moe_requantise_whole_blocks(&s->coding[MOE_GATE], i0, I, s->I, 0, s->H, s->H) ||
+		    !moe_requantise_whole_blocks(&s->coding[MOE_UP], i0, I, s->I, 0, s->H, s->H) ||
+		    !moe_requantise_whole_blocks(&s->coding[MOE_DOWN], 0, s->H, s->H, i0, I, s->I))
+			return MOE_REQUANTISE_WHOLE;
+	}
+	return MOE_REQUANTISE_PARTS;
+}
+
 static struct moe_weight *matrices_of(struct moe_experts_part *part, enum moe_expert_matrix which)
 {
 	return which == MOE_GATE ? part->gate : which == MOE_UP ? part->up : part->down;
 }
 
-/* Its bf16 weights are its masters: where they are in the layer's whole array. */
-static void base_own(struct moe_experts_part *part, enum moe_expert_matrix which,
-		     const struct moe_experts_shape *s)
+/* bf16 masters beside quantised weights: one allocation per matrix and part. */
+static void masters_alloc(struct moe_engine *e, struct moe_experts_part *of, enum moe_expert_matrix which,
+			  const struct moe_experts_shape *s, int part, enum moe_status *st)
+{
+	const struct moe_param *p = &of->base[which];
+	size_t bytes = plain_bytes(MOE_BF16, p->rows, p->cols);
+	struct moe_weight *master;
+	char *data = take(e, (size_t)s->E * bytes, part, "weights", st);
+
+	if (*st == MOE_OK && !of->masters)
+		of->masters = moe_calloc((size_t)s->E * MOE_EXPERT_MATRICES, sizeof *of->masters);
+	if (*st == MOE_OK && !of->masters)
+		*st = moe_fail(MOE_ERR_NOMEM, "no memory for a layer");
+	if (*st != MOE_OK) {
+		moe_memory_free(e, data);
+		return;
+	}
+	master = of->masters + (int)which * s->E;
+	for (int i = 0; i < s->E; i++, data += bytes) {
+		master[i].data = data;
+		moe_kernels()->weight_pack(&master[i], NULL, MOE_BF16, p->rows, p->cols, p->cols, MOE_USE_GEMM);
+	}
+}
+
+/* Masters are bf16 weights: those that are computed with, or others where these are quantised; where they are in the
+ * layer's whole array. */
+static void base_own(struct moe_engine *e, struct moe_experts_part *part, enum moe_expert_matrix which,
+		     const struct moe_experts_shape *s, int index, enum moe_status *st)
 {
 	struct moe_param *p = &part->base[which];
 
-	p->own = matrices_of(part, which);
+	if (s->coding)
+		masters_alloc(e, part, which, s, index, st);
+	if (*st != MOE_OK)
+		return;
+	p->own = s->coding ? part->masters + (int)which * s->E : matrices_of(part, which);
 	p->own_key = moe_mix(s->key + (uint64_t)which);
 	p->own_piece = (int64_t)s->I * s->H;
 	p->own_ld = which == MOE_DOWN ? s->I : s->H;
@@ -120,11 +170,12 @@ static void base_alloc(struct moe_engine *e, struct moe_experts_part *of, enum m
 	if (!s->train_base)
 		return;
 	if (s->own_masters)
-		base_own(of, which, s);
+		base_own(e, of, which, s, part, st);
 	else
 		p->value = take(e, bytes, part, "weights", st);
-	/* resident copies are made of whole packed matrices: repack's work */
-	if (!s->own_masters && s->backward != MOE_BACKWARD_RESIDENT)
+	/* resident copies are made of whole packed matrices, and blocks may lie in several parts: repack's work */
+	if (s->coding ? requantise_of(s, moe_engine_parts(e)) == MOE_REQUANTISE_PARTS
+		      : !s->own_masters && s->backward != MOE_BACKWARD_RESIDENT)
 		p->weight = matrices_of(of, which);
 	p->m = take(e, bytes, part, "moments", st);
 	p->v = take(e, bytes, part, "moments", st);
@@ -134,11 +185,6 @@ static void base_alloc(struct moe_engine *e, struct moe_experts_part *of, enum m
 struct matrix_bytes {
 	size_t gate, up, down, all;
 };
-
-static size_t plain_bytes(enum moe_dtype dtype, int64_t n, int64_t k)
-{
-	return (moe_kernels()->weight_bytes(dtype, n, k, MOE_USE_GEMM) + 63) & ~(size_t)63;
-}
 
 static size_t one_matrix(const struct moe_experts_shape *s, enum moe_expert_matrix which,
 			 enum moe_dtype dtype, int64_t n, int64_t k, int64_t k0)
@@ -162,6 +208,16 @@ static struct matrix_bytes matrix_bytes(const struct moe_experts_shape *s, enum 
 	return b;
 }
 
+/* Matrices of experts, one after the other. */
+static void place(struct moe_experts_part *part, int E, char *base, const struct matrix_bytes *b)
+{
+	for (int i = 0; base && i < E; i++, base += b->all) {
+		part->gate[i].data = base;
+		part->up[i].data = base + b->gate;
+		part->down[i].data = base + b->gate + b->up;
+	}
+}
+
 static void weights_alloc(struct moe_engine *e, struct moe_experts *l,
 			  const struct moe_experts_shape *s, int p, enum moe_dtype dtype,
 			  enum moe_status *st)
@@ -175,14 +231,49 @@ static void weights_alloc(struct moe_engine *e, struct moe_experts *l,
 		*st = moe_fail(MOE_ERR_NOMEM, "no memory for a layer");
 		return;
 	}
-	base = take(e, (size_t)l->E * b.all, p, "weights", st);
 	part->up = part->gate + l->E;
 	part->down = part->up + l->E;
-	for (int i = 0; base && i < l->E; i++, base += b.all) {
-		part->gate[i].data = base;
-		part->up[i].data = base + b.gate;
-		part->down[i].data = base + b.gate + b.up;
+	if (s->coded_later)
+		return;
+	base = take(e, (size_t)l->E * b.all, p, "weights", st);
+	place(part, l->E, base, &b);
+}
+
+static void describe_coded(struct moe_experts *l, const struct moe_coding *coding)
+{
+	for (int i = 0; i < MOE_EXPERT_MATRICES * l->E; i++) {
+		enum moe_expert_matrix which = (enum moe_expert_matrix)(i % MOE_EXPERT_MATRICES);
+		struct moe_quantised q = { .coding = coding[which], .rows = coding[which].rows };
+
+		q.n = which == MOE_DOWN ? l->H : l->I;
+		q.k = which == MOE_DOWN ? l->I : l->H;
+		for (int p = 0; p < l->P; p++)
+			moe_experts_pack_coded(l, which, i / MOE_EXPERT_MATRICES, p, &q, 0, 1);
 	}
+}
+
+enum moe_status moe_experts_take_coded(struct moe_engine *e, struct moe_experts *l, const struct moe_coding *coding)
+{
+	const struct moe_experts_shape s = { .E = l->E, .H = l->H, .I = l->I, .coding = coding,
+					     .train_base = l->part[0].base[MOE_GATE].m != NULL };
+	enum moe_status st = MOE_OK;
+
+	l->requantise = requantise_of(&s, l->P);
+	for (int p = 0; st == MOE_OK && p < l->P; p++) {
+		struct moe_experts_part *part = &l->part[p];
+		struct matrix_bytes b = matrix_bytes(&s, MOE_U8, part->i0, part->I);
+
+		moe_memory_free(e, part->gate[0].data); /* of a load that failed */
+		part->gate[0].data = NULL;
+		place(part, l->E, take(e, (size_t)l->E * b.all, p, "weights", &st), &b);
+		for (int i = 0; i < MOE_EXPERT_MATRICES; i++)
+			part->base[i].weight = l->requantise == MOE_REQUANTISE_PARTS
+						       ? matrices_of(part, (enum moe_expert_matrix)i)
+						       : NULL;
+	}
+	if (st == MOE_OK)
+		describe_coded(l, coding);
+	return st;
 }
 
 static void part_alloc(struct moe_engine *e, struct moe_experts *l,
@@ -248,6 +339,7 @@ enum moe_status moe_experts_alloc(struct moe_engine *e, const struct moe_experts
 	l->ra = s->share_a ? s->r : 2 * s->r;
 	l->scale = s->scale;
 	l->recompute = s->recompute;
+	l->requantise = requantise_of(s, l->P);
 	l->G = (s->E + size - 1) / size;
 	l->group_first = moe_calloc((size_t)l->G + 1, sizeof *l->group_first);
 	if (!l->group_first)
@@ -287,8 +379,12 @@ void moe_experts_free(struct moe_engine *e, struct moe_experts *l)
 		param_free(e, &part->gate_b);
 		param_free(e, &part->up_b);
 		param_free(e, &part->down_a);
-		for (int i = 0; i < MOE_EXPERT_MATRICES; i++)
+		for (int i = 0; i < MOE_EXPERT_MATRICES; i++) {
 			param_free(e, &part->base[i]);
+			if (part->masters)
+				moe_memory_free(e, part->masters[i * l->E].data);
+		}
+		moe_free(part->masters);
 	}
 	if (l->transposed)
 		moe_transposed_free(e, l->transposed);
@@ -338,6 +434,8 @@ struct moe_experts_bytes moe_experts_bytes(const struct moe_experts_shape *s, en
 	if (s->train_base) {
 		if (!s->own_masters)
 			b.weights += E * (size_t)(3 * I * s->H) * sizeof(float);
+		else if (s->coding)
+			b.weights += E * (2 * plain_bytes(MOE_BF16, I, s->H) + plain_bytes(MOE_BF16, s->H, I));
 		b.moments += 2 * E * (size_t)(3 * I * s->H) * sizeof(float);
 	}
 	return b;
@@ -460,9 +558,11 @@ void moe_experts_set_base(struct moe_experts *l, enum moe_expert_matrix which,
 		exchange_own(l, which, expert, (float *)src, false);
 	for (int p = 0; p < l->P; p++) {
 		exchange(moe_base_view(l, which, p), f, expert, (float *)src, false);
-		if (f == MOE_VALUE)
+		if (f == MOE_VALUE && !l->requantise)
 			moe_experts_pack_master(l, which, expert, p);
 	}
+	if (f == MOE_VALUE && l->requantise)
+		moe_experts_requantise(l, which, expert);
 }
 
 /* Of one of an MLP's matrices, an enum moe_ffn_matrix; the gate of its sigmoid is a vector. */

@@ -17,11 +17,12 @@ struct moe_experts_shape {
 	bool share_a;		       /* gate and up share A */
 	bool trainable;		       /* gradients and moments for LoRA */
 	bool base_grads;	       /* gradients of base and router weights */
-	const struct moe_coding *coding; /* [MOE_EXPERT_MATRICES], phase 0: quantised; NULL: plain */
+	const struct moe_coding *coding; /* [MOE_EXPERT_MATRICES], phase 0, rows: quantised; NULL: plain */
+	bool coded_later;	       /* quantised by moe_experts_take_coded, which takes the weights' memory */
 	bool frozen_router;	       /* base_grads without the router's */
 	bool train_router;	       /* the router's weight is trained, whatever the others are */
-	bool train_base;	       /* and masters and moments; needs base_grads and an F32 weight_dtype */
-	bool own_masters;	       /* train_base without masters: BF16 weights are their own; a BF16 weight_dtype */
+	bool train_base;	       /* and masters and moments; needs base_grads and an F32 weight_dtype, or coding */
+	bool own_masters; /* train_base with masters in BF16: plain weights are their own (a BF16 weight_dtype) */
 	uint64_t key;		       /* then: of the layer, for the rounding */
 	bool recompute;		       /* see struct moe_experts */
 	enum moe_backward_mode backward; /* not direct: LoRA is packed transposed too; resident: and weights */
@@ -30,6 +31,8 @@ struct moe_experts_shape {
 /* Fills in *l (zeroed by the caller except router fields); weights unpacked, LoRA zero. */
 enum moe_status moe_experts_alloc(struct moe_engine *e, const struct moe_experts_shape *s,
 				  enum moe_dtype weight_dtype, struct moe_experts *l);
+/* Memory of quantised weights (coding as in the shape) where there is none yet, described. */
+enum moe_status moe_experts_take_coded(struct moe_engine *e, struct moe_experts *l, const struct moe_coding *coding);
 void moe_experts_free(struct moe_engine *e, struct moe_experts *l);
 /* Bytes by purpose for one part; replicated LoRA counted in part 0. */
 struct moe_experts_bytes {

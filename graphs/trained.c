@@ -51,6 +51,21 @@ static void make_slices(struct moe_trained *a)
 	}
 }
 
+/* bf16 masters beside quantised weights. */
+static enum moe_status take_master(struct moe_engine *e, const struct moe_trained_shape *s, struct moe_trained *a,
+				   enum moe_status st)
+{
+	size_t bytes = moe_kernels()->weight_bytes(MOE_BF16, s->rows, s->cols, MOE_USE_GEMM);
+
+	if (st != MOE_OK)
+		return st;
+	a->master.data = moe_memory_alloc(e, bytes, s->part, "weights");
+	if (!a->master.data)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for %zu bytes of weights", bytes);
+	moe_kernels()->weight_pack(&a->master, NULL, MOE_BF16, s->rows, s->cols, s->cols, MOE_USE_GEMM);
+	return MOE_OK;
+}
+
 enum moe_status moe_trained_alloc(struct moe_engine *e, const struct moe_trained_shape *s,
 				  struct moe_trained *a)
 {
@@ -75,8 +90,10 @@ enum moe_status moe_trained_alloc(struct moe_engine *e, const struct moe_trained
 		a->param.m = take(e, s, "moments", &st);
 		a->param.v = take(e, s, "moments", &st);
 	}
+	if (own && s->update && s->coded)
+		st = take_master(e, s, a, st);
 	if (own && s->update) {
-		a->param.own = s->weight;
+		a->param.own = s->coded ? &a->master : s->weight;
 		a->param.own_at = s->at;
 		a->param.own_ld = s->cols;
 		a->param.own_key = s->key;
@@ -95,6 +112,7 @@ void moe_trained_free(struct moe_engine *e, struct moe_trained *a)
 	moe_memory_free(e, a->param.grad);
 	moe_memory_free(e, a->param.m);
 	moe_memory_free(e, a->param.v);
+	moe_memory_free(e, a->master.data);
 	moe_free(a->slice);
 	*a = (struct moe_trained){ 0 };
 }
@@ -168,14 +186,14 @@ enum moe_status moe_trained_update(const struct moe_context *c, const struct moe
 		struct moe_update_args a = { .adamw = *adamw, .norm = norm, .n = 1 };
 		/* bf16 weights change in place: whoever computes with them must be done */
 		struct moe_tensor *params[2] = { t->slice[i], t->ready };
+		int n = moe_trained_renews(t->array) ? 1 : 2;
 
 		a.range[0] = (struct moe_range){ &t->array->slice[i], 0, 1 };
 		if (!t->array->decay)
 			a.adamw.weight_decay = 0;
-		MOE_TRY(moe_task_update(c, &a, -1, -1, NULL, 0, norm ? norm_ready : NULL, params,
-					t->array->param.own ? 2 : 1));
+		MOE_TRY(moe_task_update(c, &a, -1, -1, NULL, 0, norm ? norm_ready : NULL, params, n));
 	}
-	if (t->array->param.own)
+	if (!moe_trained_renews(t->array))
 		return MOE_OK;
 	return moe_task_renew(c, &renew, (struct moe_tensor_list){ t->slice, t->array->slices },
 			      t->ready);

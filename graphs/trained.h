@@ -16,7 +16,8 @@ struct moe_trained_shape {
 	float *vector;		   /* of a norm or bias, else NULL */
 	bool decay;
 	bool update;  /* false: a gradient only */
-	bool own;     /* a matrix whose bf16 weights are their own masters */
+	bool own;     /* a matrix with masters in bf16: its weights themselves where they are plain */
+	bool coded;   /* a matrix that is quantised */
 	uint64_t key; /* then: of the whole array, in which this one begins at element `at` */
 	int64_t at;
 	int64_t slice_elements; /* aim of a slice; 0: one slice */

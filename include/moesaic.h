@@ -435,6 +435,12 @@ struct moe_experts_params {
 	 * backwards may be pending (where no gradient buffers are bound).
 	 */
 	int micro_batches;
+	/*
+	 * Quantised weights ("fp8", "int8", "int4", "mxfp4", "gptq"; docs/formats.md), whose memory is taken when they are
+	 * loaded; the backward is then "direct". With train_base updates change f32 masters and quantise these again.
+	 * NULL: plain ones.
+	 */
+	const char *weight_format;
 };
 
 struct moe_experts_info {
@@ -464,6 +470,18 @@ MOE_API enum moe_status moe_experts_get_info(struct moe_expert_layer *layer,
 MOE_API enum moe_status moe_experts_load(struct moe_expert_layer *layer, const struct moe_array *gate,
 					 const struct moe_array *up, const struct moe_array *down,
 					 const int64_t *map, int64_t n_map);
+/*
+ * The same of quantised weights, as checkpoints of weight_format store them (codes, scales, zeros; any size, ragged
+ * last blocks too). n 0: each of gate, up and down is one, experts first; n = experts: arrays of so many single
+ * matrices. With train_base masters are the dequantised weights. Into an object with a weight_format,
+ * moe_experts_load quantises floats, and moe_experts_load_file reads quantised tensors of single experts.
+ * MOE_ERR_FORMAT says which tensor of which expert should be what.
+ */
+MOE_API enum moe_status moe_experts_load_quantised(struct moe_expert_layer *layer,
+						   const struct moe_quantised_arrays *gate,
+						   const struct moe_quantised_arrays *up,
+						   const struct moe_quantised_arrays *down, int64_t n,
+						   const int64_t *map, int64_t n_map);
 /*
  * The same from safetensors: a file or a checkpoint directory. prefix: of the layer's tensors, NULL:
  * "model.layers.<layer>". Per expert (mlp.experts.E.gate_proj.weight, block_sparse_moe.experts.E.w1.weight, ...)

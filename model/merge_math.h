@@ -17,6 +17,7 @@ struct moe_merge_job {
 	/* instead: all values are new (model/rewrite.h) */
 	const struct moe_rewrite *rewrite;
 	int layer;
+	int coded; /* not 0: of a quantised weight, model/rewrite_coded.c */
 };
 void moe_merge_job_set(struct moe_merge_job *job, const struct moe_adapter *adapter,
 		       const struct moe_adapter_entry *entry, enum moe_role role, int expert);

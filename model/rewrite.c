@@ -3,6 +3,7 @@
 #include "model/file.h"
 #include "model/merge_math.h"
 #include "model/merge_shards.h"
+#include "model/rewrite_coded.h"
 #include "model/staging.h"
 
 #include <dirent.h>
@@ -54,7 +55,7 @@ static bool is_expert(enum moe_role role)
 }
 
 /* Whichever name it has; absent ones stay so (experts are fused, or they are not). */
-static void mark(struct moe_merge_shards *m, const struct moe_rewrite *r, enum moe_role role,
+static enum moe_status mark(struct moe_merge_shards *m, const struct moe_rewrite *r, enum moe_role role,
 		 int layer, int expert)
 {
 	char name[MOE_TENSOR_NAME_MAX];
@@ -62,17 +63,18 @@ static void mark(struct moe_merge_shards *m, const struct moe_rewrite *r, enum m
 	for (int v = 0; moe_arch_tensor_name(m->arch, role, layer, expert, v, name); v++) {
 		const struct moe_st_tensor *t = moe_safetensors_find(m->base, name);
 
-		if (!t)
+		if (!t || t->dtype > MOE_F64)
 			continue;
 		m->job[t - moe_safetensors_at(m->base, 0)] = (struct moe_merge_job){
 			.rewrite = r, .role = role, .layer = layer, .expert = expert
 		};
 		m->merged++;
-		return;
+		return MOE_OK;
 	}
+	return moe_rewrite_mark_coded(m, r, role, layer, expert);
 }
 
-static void mark_all(struct moe_merge_shards *m, const struct moe_rewrite *r)
+static enum moe_status mark_all(struct moe_merge_shards *m, const struct moe_rewrite *r)
 {
 	for (int role = 0; role < MOE_ROLE_COUNT; role++) {
 		bool model = role <= MOE_ROLE_LM_HEAD, expert = is_expert((enum moe_role)role);
@@ -81,8 +83,9 @@ static void mark_all(struct moe_merge_shards *m, const struct moe_rewrite *r)
 			continue;
 		for (int l = model ? -1 : 0; l < (model ? 0 : m->arch->n_layers); l++)
 			for (int e = expert ? 0 : -1; e < (expert ? m->arch->n_experts : 0); e++)
-				mark(m, r, (enum moe_role)role, l, e);
+				MOE_TRY(mark(m, r, (enum moe_role)role, l, e));
 	}
+	return MOE_OK;
 }
 
 /* ---- their values ---- */
@@ -126,6 +129,8 @@ enum moe_status moe_rewrite_tensor(struct moe_merge_shards *m, struct moe_file_w
 			   .rows = t->ndim > 1 ? t->shape[t->ndim - 2] : 1,
 			   .cols = t->shape[t->ndim - 1] };
 
+	if (job->coded)
+		return moe_rewrite_coded_tensor(m, w, t, job);
 	if (t->ndim < 3)
 		return write_rows(m, w, t, job->rewrite, &p);
 	p.rows /= gate_up ? 2 : 1;
@@ -200,7 +205,7 @@ static enum moe_status fill(struct moe_merge_shards *m, const struct moe_rewrite
 	MOE_TRY(moe_arch_load(r->base, m->arch));
 	MOE_TRY(moe_safetensors_open(r->base, &m->base));
 	MOE_TRY(moe_merge_plan(m, 0));
-	mark_all(m, r);
+	MOE_TRY(mark_all(m, r));
 	MOE_TRY(moe_folder_bytes(&others, r->base, &m->total));
 	MOE_TRY(moe_folder_room(path, m->total, "the model"));
 	MOE_TRY(moe_merge_write_shards(m, path));

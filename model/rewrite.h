@@ -3,7 +3,10 @@
 #ifndef MOE_MODEL_REWRITE_H
 #define MOE_MODEL_REWRITE_H
 
+#include "codelets/format.h"
 #include "model/arch.h"
+
+typedef enum moe_status moe_coded_fn(const struct moe_quantised *q, void *arg);
 
 struct moe_rewrite {
 	const char *base; /* folder of the checkpoint whose names, dtypes, shards and other files
@@ -16,6 +19,11 @@ struct moe_rewrite {
 	 * matrices of experts. */
 	void (*rows)(void *user, enum moe_role role, int layer, int expert, int64_t first,
 		     int64_t n, float *out);
+	/*
+	 * fn with a quantised weight as it is computed with: of an expert, also where the base has all in one tensor
+	 * (gate rows, then up rows). NULL: nothing is quantised.
+	 */
+	enum moe_status (*coded)(void *user, enum moe_role role, int layer, int expert, moe_coded_fn *fn, void *arg);
 	void *user;
 };
 /*

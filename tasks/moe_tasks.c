@@ -564,12 +564,30 @@ enum moe_status moe_task_rescale(const struct moe_context *c, const struct moe_u
 			       (struct moe_where){ group, -1, part }, c->priority);
 }
 
+enum moe_status moe_task_requantise(const struct moe_context *c, const struct moe_repack_args *a,
+				    struct moe_tensor *const *masters, struct moe_tensor *const *weights, int n)
+{
+	const struct moe_experts *e = a->layer;
+	struct moe_access_list l = { .n = 0 };
+	bool source = a->coded[MOE_GATE] || (a->source[MOE_GATE] && a->source[MOE_UP] && a->source[MOE_DOWN]);
+
+	if (!e || !e->requantise || a->part >= 0 || a->group < 0 || a->group >= e->G ||
+	    2 * n > MOE_MAX_TASK_HANDLES)
+		return moe_fail(MOE_ERR_ARG, "requantise: part %d, group %d, %d parts", a->part, a->group,
+				e ? e->P : 0);
+	add_all(&l, masters, n, source ? MOE_W : MOE_R);
+	add_all(&l, weights, n, MOE_W);
+	return moe_task_submit(c, MOE_KIND_repack, &moe_cl_repack, a, sizeof *a, &l,
+			       (struct moe_where){ a->group, -1, a->group % e->P },
+			       MOE_PRIORITY_UPDATE - c->layer);
+}
+
 enum moe_status moe_task_repack(const struct moe_context *c, const struct moe_repack_args *a,
 				struct moe_tensor *masters, struct moe_tensor *weights)
 {
 	struct moe_access_list l = { .n = 0 };
 	const struct moe_experts *e = a->layer;
-	bool source = a->source[MOE_GATE] && a->source[MOE_UP] && a->source[MOE_DOWN];
+	bool source = a->coded[MOE_GATE] || (a->source[MOE_GATE] && a->source[MOE_UP] && a->source[MOE_DOWN]);
 
 	if (!e || a->part < 0 || a->part >= e->P || a->group < 0 || a->group >= e->G)
 		return moe_fail(MOE_ERR_ARG, "repack: part %d, group %d of %d, %d", a->part, a->group,

@@ -136,5 +136,8 @@ enum moe_status moe_task_rescale(const struct moe_context *c, const struct moe_u
  * copies. */
 enum moe_status moe_task_repack(const struct moe_context *c, const struct moe_repack_args *a,
 				struct moe_tensor *masters, struct moe_tensor *weights);
+/* The same of quantised weights that are trained, of all parts of a group (a->part -1). */
+enum moe_status moe_task_requantise(const struct moe_context *c, const struct moe_repack_args *a,
+				    struct moe_tensor *const *masters, struct moe_tensor *const *weights, int n);
 
 #endif

@@ -54,7 +54,7 @@ static struct moe_train_array whole(const struct moe_trained *a)
 	return (struct moe_train_array){ .whole = a, .pieces = 1, .piece = a->param.piece };
 }
 
-/* Another name where bf16 weights are their own masters: neither kind of state is the other's. */
+/* Another name where masters are bf16: neither kind of state is the other's. */
 static const char *suffix(const struct moe_param *p)
 {
 	return p->own ? ".bf16" : "";
@@ -125,7 +125,8 @@ void moe_train_whole_set(const struct moe_train_array *a, enum moe_param_field f
 	if (a->base) {
 		moe_experts_set_base(a->experts, a->matrix, f, piece, src);
 	} else if (f == MOE_VALUE && p->own) {
-		moe_weight_store(a->whole->weight, p->rows, p->cols, src, p->cols);
+		moe_weight_store(p->own, p->rows, p->cols, src, p->cols);
+		moe_trained_renew(a->whole);
 	} else {
 		memcpy(field_of(p, f), src, (size_t)a->piece * sizeof *src);
 		if (f == MOE_VALUE)

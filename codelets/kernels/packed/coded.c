@@ -36,6 +36,7 @@ struct moe_coding moe_coding_of(const struct moe_quantised *q, const struct moe_
 	struct moe_coding c = q->coding;
 
 	c.phase = w->k0 % c.group;
+	c.rows = q->rows;
 	if (!c.compute)
 		c.compute = moe_format_compute(c.format);
 	return c;
@@ -59,28 +60,6 @@ static inline int64_t element(int64_t block, int64_t n, int64_t k)
 	return k / block * block * MOE_PACK_N + n * block + k % block;
 }
 
-static inline int64_t byte8(int64_t n, int64_t k)
-{
-	return k / 4 * 64 + n * 4 + k % 4;
-}
-
-static inline int64_t byte4(int64_t n, int64_t k, int *shift)
-{
-	*shift = k % 8 < 4 ? 0 : 4;
-	return k / 8 * 64 + n * 4 + k % 4;
-}
-
-static inline uint8_t code_at(const uint8_t *codes, int bits, int64_t n, int64_t k)
-{
-	int shift;
-	int64_t at;
-
-	if (bits == 8)
-		return codes[byte8(n, k)];
-	at = byte4(n, k, &shift);
-	return codes[at] >> shift & 15;
-}
-
 static void put_codes(int bits, int64_t n, int64_t k0, int64_t k, const uint8_t *code,
 		      uint8_t *codes)
 {
@@ -89,16 +68,15 @@ static void put_codes(int bits, int64_t n, int64_t k0, int64_t k, const uint8_t 
 		int shift;
 
 		if (bits == 8) {
-			codes[byte8(n, k0 + i)] = code[i];
+			codes[moe_code_byte8(n, k0 + i)] = code[i];
 			continue;
 		}
-		at = byte4(n, k0 + i, &shift);
+		at = moe_code_byte4(n, k0 + i, &shift);
 		codes[at] = (uint8_t)(codes[at] | code[i] << shift);
 	}
 }
 
-/* The code whose value is nearest to `zero`. */
-static uint8_t zero_code(const struct moe_format *f, float zero)
+uint8_t moe_zero_code(const struct moe_format *f, float zero)
 {
 	int best = 0;
 
@@ -148,7 +126,7 @@ static int64_t pack_row(const struct moe_coding *c, const struct moe_quantised *
 	}
 	if (w->k == kp)
 		return nan;
-	memset(buffer, zero_code(c->format, (float)zero), MOE_PACK_K);
+	memset(buffer, moe_zero_code(c->format, (float)zero), MOE_PACK_K);
 	put_codes(c->format->bits, n, w->k, kp - w->k, buffer, panel + l.codes);
 	return nan;
 }
@@ -304,7 +282,7 @@ static void decode_group(const struct moe_coded_panel *p, int64_t k0, int64_t ne
 	for (int n = 0; n < MOE_PACK_N; n++)
 		for (int64_t i = k0; i < next; i++)
 			dst[element(p->block, n, i) - k0 / p->block * p->block * MOE_PACK_N] =
-				to_bf16((f->values[code_at(p->codes, f->bits, n, i)] - zero[n]) *
+				to_bf16((f->values[moe_code_at(p->codes, f->bits, n, i)] - zero[n]) *
 					scale[n]);
 }
 
@@ -337,7 +315,7 @@ void moe_coded_rows(const struct moe_weight *W, int64_t n0, int64_t n1, int64_t 
 					int64_t r = i % MOE_PACK_N;
 
 					dst[(i - n0) * ld + j - k0] =
-						(values[code_at(p.codes, bits, r, j)] - zero[r]) *
+						(values[moe_code_at(p.codes, bits, r, j)] - zero[r]) *
 						scale[r];
 				}
 		}

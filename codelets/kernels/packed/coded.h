@@ -38,6 +38,29 @@ enum moe_layout moe_coded_order(const struct moe_kernels *table);
 int64_t moe_coded_pack(enum moe_layout layout, struct moe_weight *W, const struct moe_quantised *q,
 		    const struct moe_coded_window *w);
 
+/* Where a panel's codes have the element of row n and column k: a byte, or 4 bits of one. */
+static inline int64_t moe_code_byte8(int64_t n, int64_t k)
+{
+	return k / 4 * 64 + n * 4 + k % 4;
+}
+static inline int64_t moe_code_byte4(int64_t n, int64_t k, int *shift)
+{
+	*shift = k % 8 < 4 ? 0 : 4;
+	return k / 8 * 64 + n * 4 + k % 4;
+}
+static inline uint8_t moe_code_at(const uint8_t *codes, int bits, int64_t n, int64_t k)
+{
+	int shift;
+	int64_t at;
+
+	if (bits == 8)
+		return codes[moe_code_byte8(n, k)];
+	at = moe_code_byte4(n, k, &shift);
+	return codes[at] >> shift & 15;
+}
+/* The code whose value is nearest to `zero`: what columns beyond k hold. */
+uint8_t moe_zero_code(const struct moe_format *f, float zero);
+
 /* A panel of W, ready for decoders. */
 struct moe_coded_panel {
 	const struct moe_coding *coding;
