@@ -155,7 +155,7 @@ class Adapters(Case):
             ("convert {d}/nothing {d}/new --adapter-format kt", ["nothing", "no adapter_config.json and no config.json"]),
             ("convert {m} {d}/new --adapter-format kt", ["is a model", "--weights F for models"]),
             ("convert {m} {d}/new", ["--weights int8|int4", "is missing"]),
-            ("convert {m} {d}/new --weights int5", ["expected int8|int4"]),
+            ("convert {m} {d}/new --weights int5", ["expected nearest|int8|int4"]),
             ("convert {m} {d}/full --weights int8", ["full: exists and is not empty"]),
             ("convert {m} {m}/new --weights int8", ["lies in the input's folder"]),
             ("convert {d}/dora {d}/new --adapter-format kt", ["dora", "use_dora is not implemented"]),
