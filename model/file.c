@@ -167,12 +167,6 @@ enum moe_status moe_mapping_read(const struct moe_mapping *m, const char *path, 
 	return MOE_OK;
 }
 
-void moe_mapping_announce(const struct moe_mapping *m, size_t from, size_t bytes)
-{
-	if (m->opened)
-		posix_fadvise(m->opened - 1, (off_t)from, (off_t)bytes, POSIX_FADV_WILLNEED);
-}
-
 void moe_file_unmap(struct moe_mapping *m)
 {
 	if (m->data)

@@ -36,8 +36,6 @@ void moe_file_unmap(struct moe_mapping *m);
  * fails or a file that was cut since is an error instead of SIGBUS. Any thread. MOE_ERR_IO names path and place.
  */
 enum moe_status moe_mapping_read(const struct moe_mapping *m, const char *path, size_t from, size_t bytes, void *out);
-/* Asks for the same bytes to be read ahead. */
-void moe_mapping_announce(const struct moe_mapping *m, size_t from, size_t bytes);
 /* Gives the pages that lie wholly in a mapped range back: what is read once need not stay. */
 void moe_mapping_forget(const void *data, size_t bytes);
 

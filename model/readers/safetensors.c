@@ -476,14 +476,6 @@ enum moe_status moe_safetensors_fetch(const struct moe_safetensors *st, const vo
 	return MOE_OK;
 }
 
-void moe_safetensors_announce(const struct moe_safetensors *st, const void *from, size_t bytes)
-{
-	const struct st_file *f = file_of(st, from);
-
-	if (f)
-		moe_mapping_announce(&f->map, (size_t)((const unsigned char *)from - f->map.data), bytes);
-}
-
 const char *moe_safetensors_metadata(const struct moe_safetensors *st, const char *key)
 {
 	for (int i = 0; i < st->n_files; i++) {

@@ -55,10 +55,9 @@ void moe_safetensors_file_data(const struct moe_safetensors *st, int file, const
 			       size_t *bytes);
 /*
  * Bytes from..from+bytes, which lie in the data of one of the tensors, by reading the file (moe_mapping_read): for what
- * is read once. Bytes that are in no file are copied. MOE_ERR_IO names the file and the place. announce only asks for them to be read ahead.
+ * is read once. Bytes that are in no file are copied. MOE_ERR_IO names the file and the place.
  */
 enum moe_status moe_safetensors_fetch(const struct moe_safetensors *st, const void *from, size_t bytes, void *out);
-void moe_safetensors_announce(const struct moe_safetensors *st, const void *from, size_t bytes);
 /* __metadata__[key] of the first file that has it; NULL if none. Lives until close. */
 const char *moe_safetensors_metadata(const struct moe_safetensors *st, const char *key);
 /* The i-th entry of file's __metadata__; false past the end. */
