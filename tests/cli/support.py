@@ -127,7 +127,9 @@ class Case(unittest.TestCase):
 
     def train_arguments(self, *more, model=MODEL, data=None):
         data = data or self.tokens()
-        flags = "--lora-rank 4 --batch-size 2 --threads 2 --quiet --learning-rate 1e-3".split()
+        flags = "--batch-size 2 --threads 2 --quiet --learning-rate 1e-3".split()
+        if "full" not in more:
+            flags += ["--lora-rank", "4"]
         return ["train", "--model", model, "--data", data, "--output-dir", self.out, *flags, *map(str, more)]
 
     def bad_training(self, code, *more, **options):

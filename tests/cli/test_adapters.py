@@ -298,7 +298,8 @@ class Adapters(Case):
 
     def big_model(self, vocab):
         """Zeros, sparse on disk: half of it embeddings, half experts of one fused tensor."""
-        config = json.loads(open(os.path.join(MODEL, "config.json"), encoding="utf-8").read())
+        with open(os.path.join(MODEL, "config.json"), encoding="utf-8") as file:
+            config = json.load(file)
         config.update(vocab_size=vocab, num_hidden_layers=1, hidden_size=512, moe_intermediate_size=512, head_dim=32,
                       num_attention_heads=4, num_key_value_heads=2, num_experts=64)  # fmt: skip
         shapes = {"model.embed_tokens.weight": [vocab, 512], "lm_head.weight": [vocab, 512], "model.norm.weight": [512]}
