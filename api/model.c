@@ -292,6 +292,7 @@ fail:
 	return st;
 }
 
+/* What config.json tells; the rest is zero. */
 static void fill_shape(const struct moe_arch *a, struct moe_model_info *info)
 {
 	*info = (struct moe_model_info){ .struct_size = sizeof *info,
@@ -358,52 +359,41 @@ enum moe_status moe_model_get_info(struct moe_model *m, struct moe_model_info *i
 	MOE_TRY(moe_engine_get_info(m->engine, &engine));
 	a = &m->arch;
 	moe_arch_count_params(a, &count);
-	*info = (struct moe_model_info){
-		.struct_size = sizeof *info,
-		.arch = a->name,
-		.vocab = a->vocab,
-		.hidden = a->hidden,
-		.max_positions = a->max_positions,
-		.layers = a->n_layers,
-		.moe_layers = moe_arch_moe_layers(a),
-		.experts = a->n_experts,
-		.experts_per_token = a->top_k,
-		.moe_intermediate = (int)a->moe_intermediate,
-		.max_tokens = m->params.max_tokens,
-		.slots = m->n_slots,
-		.lowest_trained_layer = m->tensors.lowest,
-		.params = count.total,
-		.active_params = count.active,
-		.embed_params = count.groups[MOE_PARAMS_EMBED],
-		.norm_params = count.groups[MOE_PARAMS_NORM],
-		.attention_params = count.groups[MOE_PARAMS_ATTENTION],
-		.dense_params = count.groups[MOE_PARAMS_DENSE],
-		.router_params = count.groups[MOE_PARAMS_ROUTER],
-		.shared_params = count.groups[MOE_PARAMS_SHARED],
-		.expert_params = count.groups[MOE_PARAMS_EXPERTS],
-		.expert_rank = m->lora.down_rank ? m->lora.down_rank : m->lora.gate_up_rank,
-		.n_eos = a->n_eos,
-		.non_finite = m->non_finite,
-		.weight_bytes = (int64_t)moe_memory_bytes(m->engine, "weights", -1),
-		.lora_bytes = (int64_t)(moe_memory_bytes(m->engine, "lora", -1) +
+	fill_shape(a, info);
+	info->max_tokens = m->params.max_tokens;
+	info->slots = m->n_slots;
+	info->lowest_trained_layer = m->tensors.lowest;
+	info->params = count.total;
+	info->active_params = count.active;
+	info->embed_params = count.groups[MOE_PARAMS_EMBED];
+	info->norm_params = count.groups[MOE_PARAMS_NORM];
+	info->attention_params = count.groups[MOE_PARAMS_ATTENTION];
+	info->dense_params = count.groups[MOE_PARAMS_DENSE];
+	info->router_params = count.groups[MOE_PARAMS_ROUTER];
+	info->shared_params = count.groups[MOE_PARAMS_SHARED];
+	info->expert_params = count.groups[MOE_PARAMS_EXPERTS];
+	info->expert_rank = m->lora.down_rank ? m->lora.down_rank : m->lora.gate_up_rank;
+	info->n_eos = a->n_eos;
+	info->non_finite = m->non_finite;
+	info->weight_bytes = (int64_t)moe_memory_bytes(m->engine, "weights", -1);
+	info->lora_bytes = (int64_t)(moe_memory_bytes(m->engine, "lora", -1) +
 					moe_memory_bytes(m->engine, "gradients", -1) +
-					moe_memory_bytes(m->engine, "moments", -1)),
-		.activation_bytes = (int64_t)moe_memory_bytes(m->engine, "activations", -1),
-		.handles = engine.handles,
-		.load_seconds = m->load_seconds,
-		.backward_weights = m->backward_text,
-		.expert_format = m->format ? m->format->name : NULL,
-		.method = m->params.method,
-		.masters = m->params.masters,
-		.whole_params = moe_model_whole_params(m),
-		.touched_bytes = m->touched_bytes,
-		.touch_seconds = m->touch_seconds,
-		.planned_bytes = m->plan.total,
-		.wanted_bytes = m->plan.wanted,
-		.allowed_bytes = m->plan.allowed,
-		.trained_layers = a->n_layers - m->plan.lowest,
-		.recomputed_layers = m->plan.recomputed,
-	};
+					moe_memory_bytes(m->engine, "moments", -1));
+	info->activation_bytes = (int64_t)moe_memory_bytes(m->engine, "activations", -1);
+	info->handles = engine.handles;
+	info->load_seconds = m->load_seconds;
+	info->backward_weights = m->backward_text;
+	info->expert_format = m->format ? m->format->name : NULL;
+	info->method = m->params.method;
+	info->masters = m->params.masters;
+	info->whole_params = moe_model_whole_params(m);
+	info->touched_bytes = m->touched_bytes;
+	info->touch_seconds = m->touch_seconds;
+	info->planned_bytes = m->plan.total;
+	info->wanted_bytes = m->plan.wanted;
+	info->allowed_bytes = m->plan.allowed;
+	info->trained_layers = a->n_layers - m->plan.lowest;
+	info->recomputed_layers = m->plan.recomputed;
 	for (int j = 0; j < MOE_ADAPTER_TARGETS; j++)
 		if (j != MOE_ADAPTER_EXPERTS)
 			info->lora_rank = MOE_MAX(info->lora_rank, m->lora.rank[j]);
