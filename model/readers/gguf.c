@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/readers/gguf.h"
-#include "model/file.h"
+#include "model/readers/gguf_file.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -16,238 +14,9 @@
 #define KEY_BYTES (8 + 1 + 4 + 1)
 #define ENTRY_BYTES (8 + 1 + 4 + 4 + 8)
 
-enum value_type {
-	VALUE_U8,
-	VALUE_I8,
-	VALUE_U16,
-	VALUE_I16,
-	VALUE_U32,
-	VALUE_I32,
-	VALUE_F32,
-	VALUE_BOOL,
-	VALUE_TEXT,
-	VALUE_ARRAY,
-	VALUE_U64,
-	VALUE_I64,
-	VALUE_F64,
-	VALUE_TYPES
-};
-
-static const uint8_t value_bytes[VALUE_TYPES] = {
-	[VALUE_U8] = 1,	 [VALUE_I8] = 1,  [VALUE_U16] = 2, [VALUE_I16] = 2,
-	[VALUE_U32] = 4, [VALUE_I32] = 4, [VALUE_F32] = 4, [VALUE_BOOL] = 1,
-	[VALUE_U64] = 8, [VALUE_I64] = 8, [VALUE_F64] = 8,
-};
-
-/* Names point into the mapping: not terminated. */
-struct entry {
-	const char *key;
-	size_t key_bytes;
-	uint32_t type;
-	const unsigned char *value; /* of a text its bytes: */
-	size_t bytes;
-};
-
-struct gguf_file {
-	char *path;
-	struct moe_mapping map;
-};
-
-struct moe_gguf {
-	char *path;
-	struct gguf_file *file;
-	int n_files;
-	struct entry *entry; /* of the first file */
-	size_t n_entries;
-	struct moe_gguf_tensor *tensor;
-	size_t n_tensors, room;
-	const struct moe_gguf_tensor **by_name;
-};
-
-/* A place in a file that is read from its beginning. */
-struct cursor {
-	const char *path;
-	const unsigned char *at, *begin, *end;
-};
-
 static enum moe_status no_memory(const char *path)
 {
 	return moe_fail(MOE_ERR_NOMEM, "%s: out of memory", path);
-}
-
-static enum moe_status cut(const struct cursor *c, const char *what)
-{
-	return moe_fail(MOE_ERR_FORMAT,
-			"%s: ends at byte %zu inside %s: the file is truncated or damaged", c->path,
-			(size_t)(c->end - c->begin), what);
-}
-
-/* Little-endian, as the machine is (engine/base.h). */
-static enum moe_status take(struct cursor *c, size_t bytes, const char *what, void *out)
-{
-	if ((size_t)(c->end - c->at) < bytes)
-		return cut(c, what);
-	memcpy(out, c->at, bytes);
-	c->at += bytes;
-	return MOE_OK;
-}
-
-static enum moe_status take_text(struct cursor *c, const char *what, const char **text,
-				 size_t *bytes)
-{
-	uint64_t n = 0;
-
-	MOE_TRY(take(c, 8, what, &n));
-	if (n > (uint64_t)(c->end - c->at))
-		return moe_fail(MOE_ERR_FORMAT,
-				"%s: %s at byte %zu has %llu bytes, more than the file", c->path,
-				what, (size_t)(c->at - c->begin), (unsigned long long)n);
-	*text = (const char *)c->at;
-	*bytes = (size_t)n;
-	c->at += n;
-	return MOE_OK;
-}
-
-/* ---- metadata ---- */
-
-static enum moe_status skip_array(struct cursor *c, const char *key, int key_bytes)
-{
-	uint32_t type = VALUE_TYPES;
-	uint64_t n = 0;
-
-	MOE_TRY(take(c, 4, "an array", &type));
-	MOE_TRY(take(c, 8, "an array", &n));
-	if (type >= VALUE_TYPES || type == VALUE_ARRAY)
-		return moe_fail(MOE_ERR_FORMAT,
-				"%s: key '%.*s' is an array of type %u, which there is not",
-				c->path, key_bytes, key, type);
-	if (type == VALUE_TEXT) {
-		const char *text;
-		size_t bytes;
-
-		for (uint64_t i = 0; i < n; i++)
-			MOE_TRY(take_text(c, "an array's string", &text, &bytes));
-		return MOE_OK;
-	}
-	if (n > (uint64_t)(c->end - c->at) / value_bytes[type])
-		return moe_fail(MOE_ERR_FORMAT,
-				"%s: key '%.*s' has %llu values, more than the file", c->path,
-				key_bytes, key, (unsigned long long)n);
-	c->at += n * value_bytes[type];
-	return MOE_OK;
-}
-
-static enum moe_status take_entry(struct cursor *c, struct entry *e)
-{
-	const char *text;
-	int shown;
-
-	MOE_TRY(take_text(c, "a key", &e->key, &e->key_bytes));
-	shown = (int)MOE_MIN(e->key_bytes, (size_t)100);
-	MOE_TRY(take(c, 4, "the type of a key's value", &e->type));
-	e->value = c->at;
-	if (e->type == VALUE_ARRAY)
-		return skip_array(c, e->key, shown);
-	if (e->type == VALUE_TEXT) {
-		MOE_TRY(take_text(c, "a string", &text, &e->bytes));
-		e->value = (const unsigned char *)text;
-		return MOE_OK;
-	}
-	if (e->type >= VALUE_TYPES)
-		return moe_fail(MOE_ERR_FORMAT,
-				"%s: key '%.*s' has the value type %u, which there is not", c->path,
-				shown, e->key, e->type);
-	e->bytes = value_bytes[e->type];
-	if (e->bytes > (size_t)(c->end - c->at))
-		return cut(c, "a key's value");
-	c->at += e->bytes;
-	return MOE_OK;
-}
-
-static const struct entry *find_in(const struct entry *list, size_t n, const char *key)
-{
-	for (size_t i = 0; i < n; i++)
-		if (list[i].key_bytes == strlen(key) &&
-		    !memcmp(list[i].key, key, list[i].key_bytes))
-			return &list[i];
-	return NULL;
-}
-
-static enum moe_status as_int(const char *path, const struct entry *e, int64_t *out)
-{
-	uint64_t wide = 0;
-	unsigned shift;
-
-	if (e->type == VALUE_F32 || e->type == VALUE_F64 || e->type == VALUE_TEXT ||
-	    e->type == VALUE_ARRAY)
-		return moe_fail(MOE_ERR_FORMAT, "%s: key '%.*s' is not an integer", path,
-				(int)e->key_bytes, e->key);
-	memcpy(&wide, e->value, e->bytes);
-	shift = 64 - 8 * (unsigned)e->bytes;
-	*out = (int64_t)wide;
-	if (e->type == VALUE_I8 || e->type == VALUE_I16 || e->type == VALUE_I32)
-		*out = (int64_t)(wide << shift) >> shift;
-	if (e->type == VALUE_U64 && wide > INT64_MAX)
-		return moe_fail(MOE_ERR_FORMAT, "%s: key '%.*s' is %llu, beyond what can be", path,
-				(int)e->key_bytes, e->key, (unsigned long long)wide);
-	return MOE_OK;
-}
-
-enum moe_status moe_gguf_int(const struct moe_gguf *g, const char *key, int64_t *out, bool *found)
-{
-	const struct entry *e = find_in(g->entry, g->n_entries, key);
-
-	*found = e != NULL;
-	return e ? as_int(g->path, e, out) : MOE_OK;
-}
-
-enum moe_status moe_gguf_real(const struct moe_gguf *g, const char *key, double *out, bool *found)
-{
-	const struct entry *e = find_in(g->entry, g->n_entries, key);
-	char text[32];
-	int64_t whole;
-	float narrow;
-
-	*found = e != NULL;
-	if (!e)
-		return MOE_OK;
-	if (e->type == VALUE_F64) {
-		memcpy(out, e->value, sizeof *out);
-	} else if (e->type == VALUE_F32) {
-		memcpy(&narrow, e->value, sizeof narrow);
-		*out = (double)narrow;
-		/* the decimal number that was meant: 1e-6, not 9.99999997e-7 */
-		for (int digits = 1; digits < 9 && isfinite(narrow); digits++) {
-			snprintf(text, sizeof text, "%.*g", digits, (double)narrow);
-			if (strtof(text, NULL) == narrow) {
-				*out = strtod(text, NULL);
-				break;
-			}
-		}
-	} else {
-		MOE_TRY(as_int(g->path, e, &whole));
-		*out = (double)whole;
-	}
-	return isfinite(*out)
-		       ? MOE_OK
-		       : moe_fail(MOE_ERR_FORMAT, "%s: key '%s' is not finite", g->path, key);
-}
-
-enum moe_status moe_gguf_text(const struct moe_gguf *g, const char *key, char *out, size_t size,
-			      bool *found)
-{
-	const struct entry *e = find_in(g->entry, g->n_entries, key);
-
-	*found = e != NULL;
-	if (!e)
-		return MOE_OK;
-	if (e->type != VALUE_TEXT || e->bytes >= size || memchr(e->value, 0, e->bytes) ||
-	    !moe_utf8_valid((const char *)e->value, e->bytes))
-		return moe_fail(MOE_ERR_FORMAT, "%s: key '%s' is not a text of less than %zu bytes",
-				g->path, key, size);
-	memcpy(out, e->value, e->bytes);
-	out[e->bytes] = 0;
-	return MOE_OK;
 }
 
 /* ---- tensors ---- */
@@ -288,14 +57,15 @@ static enum moe_status size_tensor(const char *path, struct moe_gguf_tensor *t)
 }
 
 /* *offset: of its data, from where data begin. */
-static enum moe_status take_tensor(struct cursor *c, struct moe_gguf_tensor *t, uint64_t *offset)
+static enum moe_status take_tensor(struct gguf_cursor *c, struct moe_gguf_tensor *t,
+				   uint64_t *offset)
 {
 	uint64_t dim[MOE_GGUF_DIMS];
 	const char *name = "";
 	size_t bytes = 0;
 	uint32_t ndim = 0, type = 0;
 
-	MOE_TRY(take_text(c, "a tensor's name", &name, &bytes));
+	MOE_TRY(moe_gguf_take_text(c, "a tensor's name", &name, &bytes));
 	if (!is_name(name, bytes))
 		return moe_fail(
 			MOE_ERR_FORMAT,
@@ -304,14 +74,14 @@ static enum moe_status take_tensor(struct cursor *c, struct moe_gguf_tensor *t, 
 	t->name = moe_format("%.*s", (int)bytes, name);
 	if (!t->name)
 		return no_memory(c->path);
-	MOE_TRY(take(c, 4, "a tensor's entry", &ndim));
+	MOE_TRY(moe_gguf_take(c, 4, "a tensor's entry", &ndim));
 	if (ndim < 1 || ndim > MOE_GGUF_DIMS)
 		return moe_fail(MOE_ERR_FORMAT,
 				"%s: tensor '%s' has %u dimensions; 1 to %d are expected", c->path,
 				t->name, ndim, MOE_GGUF_DIMS);
-	MOE_TRY(take(c, 8 * ndim, "a tensor's entry", dim));
-	MOE_TRY(take(c, 4, "a tensor's entry", &type));
-	MOE_TRY(take(c, 8, "a tensor's entry", offset));
+	MOE_TRY(moe_gguf_take(c, 8 * ndim, "a tensor's entry", dim));
+	MOE_TRY(moe_gguf_take(c, 4, "a tensor's entry", &type));
+	MOE_TRY(moe_gguf_take(c, 8, "a tensor's entry", offset));
 	t->ndim = (int)ndim;
 	for (uint32_t i = 0; i < ndim; i++) {
 		if (dim[i] < 1 || dim[i] > INT64_MAX)
@@ -326,7 +96,7 @@ static enum moe_status take_tensor(struct cursor *c, struct moe_gguf_tensor *t, 
 	return size_tensor(c->path, t);
 }
 
-static enum moe_status place_tensor(const struct cursor *c, struct moe_gguf_tensor *t,
+static enum moe_status place_tensor(const struct gguf_cursor *c, struct moe_gguf_tensor *t,
 				    uint64_t offset, uint64_t alignment, size_t begin)
 {
 	uint64_t room = (uint64_t)(c->end - c->begin) - begin;
@@ -347,15 +117,15 @@ static enum moe_status place_tensor(const struct cursor *c, struct moe_gguf_tens
 	return MOE_OK;
 }
 
-static enum moe_status alignment_of(const struct cursor *c, const struct entry *list, size_t n,
-				    int64_t *alignment)
+static enum moe_status alignment_of(const struct gguf_cursor *c, const struct gguf_entry *list,
+				    size_t n, int64_t *alignment)
 {
-	const struct entry *e = find_in(list, n, "general.alignment");
+	const struct gguf_entry *e = moe_gguf_find_entry(list, n, "general.alignment");
 
 	*alignment = DEFAULT_ALIGNMENT;
 	if (!e)
 		return MOE_OK;
-	MOE_TRY(as_int(c->path, e, alignment));
+	MOE_TRY(moe_gguf_entry_int(c->path, e, alignment));
 	if (*alignment < 1 || *alignment > MAX_ALIGNMENT || (*alignment & (*alignment - 1)))
 		return moe_fail(MOE_ERR_FORMAT,
 				"%s: general.alignment is %lld; a power of two is expected",
@@ -363,7 +133,7 @@ static enum moe_status alignment_of(const struct cursor *c, const struct entry *
 	return MOE_OK;
 }
 
-static enum moe_status take_tensors(struct moe_gguf *g, struct cursor *c, int file, uint64_t n,
+static enum moe_status take_tensors(struct moe_gguf *g, struct gguf_cursor *c, int file, uint64_t n,
 				    int64_t alignment)
 {
 	uint64_t *offset = moe_alloc((size_t)n + 1, sizeof *offset);
@@ -388,7 +158,7 @@ static enum moe_status take_tensors(struct moe_gguf *g, struct cursor *c, int fi
 	begin = (size_t)(c->at - c->begin);
 	begin = (begin + (size_t)alignment - 1) & ~((size_t)alignment - 1);
 	if (st == MOE_OK && n && begin > (size_t)(c->end - c->begin))
-		st = cut(c, "the header");
+		st = moe_gguf_cut(c, "the header");
 	for (uint64_t i = 0; i < n && st == MOE_OK; i++)
 		st = place_tensor(c, &t[i], offset[i], (uint64_t)alignment, begin);
 	moe_free(offset);
@@ -397,17 +167,17 @@ static enum moe_status take_tensors(struct moe_gguf *g, struct cursor *c, int fi
 
 /* ---- a file ---- */
 
-static enum moe_status take_header(struct cursor *c, uint64_t *tensors, uint64_t *keys)
+static enum moe_status take_header(struct gguf_cursor *c, uint64_t *tensors, uint64_t *keys)
 {
 	char magic[4] = "";
 	uint32_t version = 0;
 	uint64_t left;
 
-	MOE_TRY(take(c, 4, "the header", magic));
+	MOE_TRY(moe_gguf_take(c, 4, "the header", magic));
 	if (memcmp(magic, MAGIC, 4))
 		return moe_fail(MOE_ERR_FORMAT,
 				"%s: does not begin with \"GGUF\": it is no GGUF file", c->path);
-	MOE_TRY(take(c, 4, "the header", &version));
+	MOE_TRY(moe_gguf_take(c, 4, "the header", &version));
 	if (version >= 1 << 16)
 		return moe_fail(MOE_ERR_UNSUPPORTED,
 				"%s: a big-endian GGUF file: only little-endian ones can be read",
@@ -416,8 +186,8 @@ static enum moe_status take_header(struct cursor *c, uint64_t *tensors, uint64_t
 		return moe_fail(MOE_ERR_UNSUPPORTED,
 				"%s: GGUF version %u cannot be read (known: 2, 3)", c->path,
 				version);
-	MOE_TRY(take(c, 8, "the header", tensors));
-	MOE_TRY(take(c, 8, "the header", keys));
+	MOE_TRY(moe_gguf_take(c, 8, "the header", tensors));
+	MOE_TRY(moe_gguf_take(c, 8, "the header", keys));
 	left = (uint64_t)(c->end - c->at);
 	if (*keys > left / KEY_BYTES || *tensors > left / ENTRY_BYTES)
 		return moe_fail(
@@ -431,8 +201,8 @@ static enum moe_status take_header(struct cursor *c, uint64_t *tensors, uint64_t
 static enum moe_status read_file(struct moe_gguf *g, int file)
 {
 	struct gguf_file *f = &g->file[file];
-	struct cursor c = { .path = f->path };
-	struct entry *list;
+	struct gguf_cursor c = { .path = f->path };
+	struct gguf_entry *list;
 	uint64_t tensors = 0, keys = 0;
 	int64_t alignment = DEFAULT_ALIGNMENT;
 	enum moe_status st = MOE_OK;
@@ -445,7 +215,7 @@ static enum moe_status read_file(struct moe_gguf *g, int file)
 	if (!list)
 		return no_memory(f->path);
 	for (uint64_t i = 0; i < keys && st == MOE_OK; i++)
-		st = take_entry(&c, &list[i]);
+		st = moe_gguf_take_entry(&c, &list[i]);
 	if (st == MOE_OK)
 		st = alignment_of(&c, list, (size_t)keys, &alignment);
 	if (st == MOE_OK)
