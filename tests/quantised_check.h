@@ -14,6 +14,17 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
+#define EXPERTS 8 /* of the tiny checkpoints, per layer */
+
+/* One document of the models that are compared. */
+#define IDS 40
+
+static inline void ids_of(int32_t *ids)
+{
+	for (int i = 0; i < IDS; i++)
+		ids[i] = (i * 37 + 11) % 2000;
+}
+
 struct quantised_kind {
 	const char *name, *format;
 	bool attention;			  /* its projections too */

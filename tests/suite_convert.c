@@ -9,7 +9,6 @@
 
 const char moe_suite_name[] = "convert";
 
-#define EXPERTS 8
 
 static char made_dir[300], plain_dir[300], out_dir[300], back_dir[300];
 

@@ -9,9 +9,6 @@
 
 const char moe_suite_name[] = "quantised";
 
-#define IDS 40
-#define EXPERTS 8
-
 /* Products of integers have bits of their own: suite_coded and suite_golden. */
 static __attribute__((constructor)) void multiply_in_bf16(void)
 {
@@ -43,12 +40,6 @@ static struct moe_model *open_weights(struct moe_engine *e, const char *dir, con
 
 	OK(moe_model_open(e, &p, &m));
 	return m;
-}
-
-static void ids_of(int32_t *ids)
-{
-	for (int i = 0; i < IDS; i++)
-		ids[i] = (i * 37 + 11) % 2000;
 }
 
 static float *logits_of(struct moe_model *m)

@@ -193,9 +193,6 @@ static void test_not_finite(void)
 
 /* ---- whole models ---- */
 
-#define IDS 40
-#define EXPERTS 8
-
 static char coded_dir[300], plain_dir[300], out_dir[300], state_dir[300];
 
 static void dirs(void)
@@ -232,8 +229,7 @@ static float *logits_of(struct moe_model *m)
 	float *out = calloc(2 * 2048, sizeof *out);
 	struct moe_array a = { .data = out, .dtype = MOE_F32, .ndim = 2, .shape = { 2, 2048 } };
 
-	for (int i = 0; i < IDS; i++)
-		ids[i] = (i * 37 + 11) % 2000;
+	ids_of(ids);
 	OK(moe_model_logits(m, ids, IDS, rows, 2, &a));
 	return out;
 }
@@ -243,8 +239,7 @@ static void begin(struct run *r, struct moe_model *m)
 	int32_t ids[IDS];
 
 	*r = (struct run){ .m = m, .lr = 1e-2, .weight_decay = .1, .max_norm = 1 };
-	for (int i = 0; i < IDS; i++)
-		ids[i] = (i * 37 + 11) % 2000;
+	ids_of(ids);
 	add_batch(r, 64);
 	moe_model_batch_add(&r->batch[0], ids, NULL, IDS);
 }
