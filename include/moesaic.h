@@ -654,7 +654,7 @@ MOE_API enum moe_status moe_experts_checkpoint_begin(struct moe_expert_layer *la
 /* Copies out [T, H] in. Poisons where one is cached already, or the array is refused. */
 MOE_API enum moe_status moe_experts_checkpoint_put(struct moe_expert_layer *layer,
 						   const struct moe_array *out);
-/* Copies out again; another T poisons. It stays cached. */
+/* Copies out again; another T, or an array that is refused, poisons. It stays cached. */
 MOE_API enum moe_status moe_experts_checkpoint_get(struct moe_expert_layer *layer,
 						   const struct moe_array *out);
 MOE_API enum moe_status moe_experts_checkpoint_poison(struct moe_expert_layer *layer, const char *why);
