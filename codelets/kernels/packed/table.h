@@ -88,7 +88,7 @@ static void bound_attention_centre(const struct moe_attention *a, int q0, int q1
 	moe_packed_attention_centre(&attention_ops, a, q0, q1);
 }
 
-MOE_BIND(size_t, expert_scratch, (int m, int64_t H, int64_t I, int r), m, H, I, r)
+MOE_BIND(size_t, expert_scratch, (int m, int64_t H, int64_t I, int r, enum moe_compute compute), m, H, I, r, compute)
 MOE_BIND_WITH(OWN(to_bf16), expert_gather,
 	      (const struct moe_expert *e, struct moe_expert_rows *w, void *scratch), e, w, scratch)
 MOE_BIND(void, expert_scatter,
