@@ -155,6 +155,7 @@ int main(int argc, char **argv)
 			b.kernels ? "the table has no tiles" : moe_last_error());
 		return 2;
 	}
+	moe_coders_use(b.kernels->coders);
 	b.p = numbers(b.n * b.k, .05f);
 	b.g = numbers(b.n * b.k, 1e-3f);
 	b.m = numbers(b.n * b.k, 1e-3f);

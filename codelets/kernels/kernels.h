@@ -153,6 +153,7 @@ struct moe_adamw {
 };
 
 struct moe_tiles;
+struct moe_coders;
 
 struct moe_kernels {
 	const char *name;
@@ -162,6 +163,7 @@ struct moe_kernels {
 	 * (moe_kernels_enable); NULL: nothing to ask. */
 	bool (*enable)(void);
 	const struct moe_tiles *tiles; /* packed/tiles.h; NULL: the table has its own ways */
+	const struct moe_coders *coders; /* codelets/format.h; NULL: the plain ones */
 
 	/* ---- what the rows of an expert look like ---- */
 	int width_pad, rank_pad; /* H, I and r are padded to multiples of these */
