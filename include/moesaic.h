@@ -474,7 +474,7 @@ MOE_API enum moe_status moe_experts_load(struct moe_expert_layer *layer, const s
  * The same of quantised weights, as checkpoints of weight_format store them (codes, scales, zeros; any size, ragged
  * last blocks too). n 0: each of gate, up and down is one, experts first; n = experts: arrays of so many single
  * matrices. With train_base masters are the dequantised weights. Into an object with a weight_format,
- * moe_experts_load quantises floats, and moe_experts_load_file reads quantised tensors of single experts.
+ * moe_experts_load quantises floats.
  * MOE_ERR_FORMAT says which tensor of which expert should be what.
  */
 MOE_API enum moe_status moe_experts_load_quantised(struct moe_expert_layer *layer,
@@ -483,9 +483,10 @@ MOE_API enum moe_status moe_experts_load_quantised(struct moe_expert_layer *laye
 						   const struct moe_quantised_arrays *down, int64_t n,
 						   const int64_t *map, int64_t n_map);
 /*
- * The same from safetensors: a file or a checkpoint directory. prefix: of the layer's tensors, NULL:
+ * The same from safetensors (a file or a checkpoint directory), a GGUF file or a folder of kt-kernel's. prefix: of the layer's tensors, NULL:
  * "model.layers.<layer>". Per expert (mlp.experts.E.gate_proj.weight, block_sparse_moe.experts.E.w1.weight, ...)
- * or fused (mlp.experts.gate_up_proj). Of every expert exactly the shape above.
+ * or fused (mlp.experts.gate_up_proj); quantised ones into an object of their weight_format. Of every expert exactly
+ * the shape above.
  */
 MOE_API enum moe_status moe_experts_load_file(struct moe_expert_layer *layer, const char *path,
 					      const char *prefix, const int64_t *map, int64_t n_map);
