@@ -101,6 +101,18 @@ class Memory(Case):
                 print(f"  planned {planned:.3f} GiB, peak {peak:.3f}, {100 * (peak / planned - 1):+.1f} %: {flags}")
                 self.assertAlmostEqual(peak / planned, 1, delta=0.05)
 
+    def test_full_fine_tuning_computed_again(self):
+        """Whole weights: both peaks are the planned ones, so that computing again saves what the plan says, for the same loss."""
+        flags = ["--method", "full", "--batch-tokens", 2048, "--max-steps", 2, "--gradient-accumulation-steps", 2]
+        kept, again = (self.values(*flags, "--recompute", how) for how in ("never", "always"))
+        for values in (kept, again):
+            self.assertAlmostEqual(values["peak_gib"] / values["planned_gib"], 1, delta=0.05)
+        planned, saved = (kept[key] - again[key] for key in ("planned_gib", "peak_gib"))
+        print(f"  full: planned {kept['planned_gib']:.3f} and {again['planned_gib']:.3f} GiB, saved {saved:.3f} of {planned:.3f}")
+        self.assertGreater(planned, 0.03)
+        self.assertGreater(saved, planned / 2)
+        self.assertEqual(again["last_loss"], kept["last_loss"])
+
     def test_a_limit_chooses(self):
         """Two micro-batches in flight before one, then layers that recompute; the same losses, and the limit is kept."""
         flags = ["--batch-tokens", 1024, "--backward-weights", "direct"]
