@@ -53,7 +53,7 @@ const struct option options_data[] = {
 	{ "template-vars", OPTION_LIST, 0, "K=V...", NULL, "such as enable_thinking=false", 0, 0,
 	  "", NULL },
 	{ "no-system", OPTION_FLAG, 0, NULL, NULL, "no system turn at all", 0, 0, "", NULL },
-	{ "columns", OPTION_LIST, 0, "OURS=THEIRS...", NULL, "names of columns", 0, 0, "", NULL },
+	{ "columns", OPTION_LIST, 0, "OURS=THEIRS...", NULL, "names of columns; OURS=THEIRS@FILE of one file", 0, 0, "", NULL },
 	{ "max-samples", OPTION_INT, 0, "N", NULL, "use the first N rows of each file", 1, BIG, "", NULL },
 	{ .name = NULL },
 };
@@ -129,8 +129,16 @@ const struct option train_optimisation[] = {
 
 const struct option train_course[] = {
 	{ "logging-steps", OPTION_INT, 0, "N", "1", "a log line every N steps", 1, BIG, "", NULL },
+	{ "logging-first-step", OPTION_FLAG, 0, NULL, NULL, "and one of step 1", 0, 0, "", NULL },
+	{ "eval-strategy", OPTION_CHOICE, 0, "no|steps|epoch", NULL,
+	  "when to evaluate (steps with --eval-steps, else epoch); the end of a run always, but for no", 0, 0,
+	  "evaluation-strategy", NULL },
 	{ "eval-steps", OPTION_INT, 0, "N", NULL, "evaluate every N steps (each epoch)", 1, BIG, "",
 	  NULL },
+	{ "eval-delay", OPTION_REAL, 0, "N", NULL, "not before N steps, or epochs", 0, BIG, "", NULL },
+	{ "eval-on-start", OPTION_FLAG, 0, NULL, NULL, "before the first step too", 0, 0, "", NULL },
+	{ "save-strategy", OPTION_CHOICE, 0, "no|steps|epoch|best", "steps",
+	  "when to keep a checkpoint; best: of each evaluation that is the best so far", 0, 0, "", NULL },
 	{ "save-steps", OPTION_INT, OPTION_COMMON, "N", "200", "checkpoint every N steps", 1, BIG,
 	  "", NULL },
 	{ "save-total-limit", OPTION_INT, 0, "N", "2", "checkpoints to keep", 1, BIG, "", NULL },
