@@ -202,7 +202,6 @@ BEYOND = {
     "--%s %lld, but the adapter in %s has rank %d": "needs a trained adapter: test_run.py",
     "--adapter %s is a checkpoint that --overwrite removes: copy it elsewhere, or name another --output-dir": "needs a trained adapter: test_course.py",
     "the loss is not finite: the adapter or the weights have NaN or Inf, or overflow": "needs a trained adapter: test_course.py",
-    "not in this version yet": "commands that are not built yet: test_flags.py",
     "standard output cannot be written": "test_full_standard_output",
     "bench %s needs a checkout of moesaic with its Python": "test_without_its_other_programs",
     "%s is not beside moesaic: in a checkout, cmake --build build/release --target %s": "test_without_its_other_programs",

@@ -543,7 +543,7 @@ static const struct option_group groups[] = {
 
 const struct command command_train = {
 	.name = "train",
-	.summary = "fine-tune a model",
+	.summary = "fine-tune a mixture-of-experts model",
 	.groups = groups,
 	.run = run,
 };
