@@ -863,8 +863,8 @@ struct moe_trainer_params {
 	int64_t max_steps; /* 0: by epochs */
 	int keep_order;	   /* packs in file order instead of shuffled by seed and epoch */
 	uint64_t seed;
-	int logging_steps, eval_steps, save_steps,
-		save_total_limit; /* 0: 1, each epoch, never, 2 */
+	/* 0: 1, each epoch, never, 2; eval_steps -1: no evaluation at all, save_steps -1: each epoch */
+	int logging_steps, eval_steps, save_steps, save_total_limit;
 	double max_hours;	  /* 0: no limit */
 	int skip_non_finite;	  /* skip the update instead of stopping with MOE_ERR_DIVERGED */
 	/* a checkpoint or a line of the log that cannot be written is a warning; the results at the end are not */
@@ -875,6 +875,10 @@ struct moe_trainer_params {
 	 */
 	int load_best;
 	int sequential;		  /* wait for each micro-batch and each step before submitting what comes next */
+	int save_best;	   /* a checkpoint of each evaluation that is the best so far, as with load_best */
+	int log_first;	   /* step 1 is logged whatever logging_steps */
+	int eval_at_start; /* evaluated before the first step too: logged as step 0, never the best */
+	double eval_delay; /* no evaluation before so many steps, or epochs where eval_steps is 0; the last is done */
 };
 
 enum moe_train_event_type { MOE_TRAIN_STEP, MOE_TRAIN_EVAL, MOE_TRAIN_SAVED, MOE_TRAIN_WARNING };
