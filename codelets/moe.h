@@ -266,11 +266,11 @@ void moe_experts_pack_part(const struct moe_experts *l, enum moe_expert_matrix w
 void moe_experts_pack_master(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
 			     int part);
 /* Trained quantised weights, in all parts: f32 masters of one expert's matrix from src, whole, contiguous, or from
- * quantised weights; codes from masters. */
+ * quantised weights, their rows from n0 on; codes from masters. */
 void moe_experts_take_master(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
 			     const void *src, enum moe_dtype dtype);
 void moe_experts_dequantise_master(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
-				   const struct moe_quantised *q);
+				   const struct moe_quantised *q, int64_t n0);
 void moe_experts_requantise(const struct moe_experts *l, enum moe_expert_matrix which, int expert);
 /* One expert's matrix in its parts. */
 struct moe_coded_matrix;

@@ -662,7 +662,7 @@ MOE_API enum moe_status moe_experts_checkpoint_begin(struct moe_expert_layer *la
 /* Copies out [T, H] in. Poisons where one is cached already, or the array is refused. */
 MOE_API enum moe_status moe_experts_checkpoint_put(struct moe_expert_layer *layer,
 						   const struct moe_array *out);
-/* Copies out again; another T poisons. It stays cached. */
+/* Copies out again; another T, or an array that is refused, poisons. It stays cached. */
 MOE_API enum moe_status moe_experts_checkpoint_get(struct moe_expert_layer *layer,
 						   const struct moe_array *out);
 MOE_API enum moe_status moe_experts_checkpoint_poison(struct moe_expert_layer *layer, const char *why);
@@ -1051,7 +1051,7 @@ MOE_API enum moe_status moe_convert_adapter(const struct moe_convert_params *par
 struct moe_convert_model_params {
 	size_t struct_size;
 	const char *in, *out;	 /* folders, in also a GGUF file; out must not exist, or be empty */
-	/* "int8", "int4", "fp8", "mxfp4", "gptq", "awq", "bf16", "f16", "f32"; of GGUF also "nearest" */
+	/* "int8", "int4", "fp8", "mxfp4", "gptq", "awq", "bf16", "f16", "f32"; of GGUF and kt_weights also "nearest" */
 	const char *weights;
 	const char *layers;	 /* what is quantised: "experts", "linear" (all projections); NULL: what
 				    checkpoints of the format have (fp8: linear, others: experts) */
@@ -1059,6 +1059,7 @@ struct moe_convert_model_params {
 	int threads;		 /* 0: all CPUs that the process may use */
 	moe_work_fn progress;
 	void *user;
+	const char *kt_weights; /* folder of kt-kernel's INT8 or INT4 files: its experts are converted, not in's; or NULL */
 };
 struct moe_convert_model_result {
 	size_t struct_size;

@@ -511,6 +511,13 @@ static void checkpoint(void)
 	CHECK_OK(moe_experts_create(e, &p, &l));
 	CHECK_OK(moe_experts_checkpoint_put(l, &a));
 	CHECK_ERROR(moe_experts_checkpoint_put(l, &a), MOE_ERR_STATE, "cached still");
+	CHECK(moe_experts_checkpoint_state(l) == MOE_CHECKPOINT_POISONED);
+	moe_experts_destroy(l);
+	CHECK_OK(moe_experts_create(e, &p, &l));
+	CHECK_OK(moe_experts_checkpoint_put(l, &a));
+	b.shape[1] = 79;
+	CHECK_ERROR(moe_experts_checkpoint_get(l, &b), MOE_ERR_ARG, "out");
+	CHECK(moe_experts_checkpoint_state(l) == MOE_CHECKPOINT_POISONED);
 	moe_experts_destroy(l);
 	CHECK_OK(moe_experts_create(e, &p, &l));
 	a.shape[1] = 79;
