@@ -299,6 +299,13 @@ struct moe_block_params {
 	 */
 	const char *weight_format;
 	int weight_group;
+	/*
+	 * What is between gate and up of experts and shared experts: h = (u + shift) g sigmoid(alpha g) with g = min(gate,
+	 * limit) and u = up cut to -limit..limit, LoRA's shares included. Where a value was cut its gradient is 0; a value
+	 * that is the limit passes. limit: 0 (nothing is cut) or 1e-6 to 1e6; alpha: 0 (1) to 1000; shift: -1000 to 1000.
+	 * All 0: h = silu(gate) up. DeepSeek-V4: its swiglu_limit alone; gpt-oss: 7, 1.702, 1.
+	 */
+	float swiglu_limit, swiglu_alpha, swiglu_shift;
 };
 
 struct moe_block_info {
@@ -441,6 +448,7 @@ struct moe_experts_params {
 	 * NULL: plain ones.
 	 */
 	const char *weight_format;
+	float swiglu_limit, swiglu_alpha, swiglu_shift; /* as in struct moe_block_params */
 };
 
 struct moe_experts_info {
