@@ -169,6 +169,10 @@ static void create_errors(void)
 		  MOE_ERR_ARG, "lora_alpha" },
 		{ { .hidden = 8, .intermediate = 8, .experts = 2, .experts_per_token = 1, .lora_rank = 2,
 		    .lora_alpha = -1 }, MOE_ERR_ARG, "lora_alpha" },
+		{ { .hidden = 8, .intermediate = 8, .experts = 2, .experts_per_token = 1, .swiglu_limit = NAN },
+		  MOE_ERR_ARG, "swiglu_limit" },
+		{ { .hidden = 8, .intermediate = 8, .experts = 2, .experts_per_token = 1, .swiglu_alpha = -1 },
+		  MOE_ERR_ARG, "swiglu_alpha is -1" },
 		{ { .hidden = 8, .intermediate = 8, .experts = 2, .experts_per_token = 1, .lora_dropout = 1 },
 		  MOE_ERR_ARG, "lora_dropout" },
 		{ { .hidden = 8, .intermediate = 8, .experts = 2, .experts_per_token = 1, .lora_dropout = -.1f },
@@ -507,6 +511,13 @@ static void checkpoint(void)
 	CHECK_OK(moe_experts_create(e, &p, &l));
 	CHECK_OK(moe_experts_checkpoint_put(l, &a));
 	CHECK_ERROR(moe_experts_checkpoint_put(l, &a), MOE_ERR_STATE, "cached still");
+	CHECK(moe_experts_checkpoint_state(l) == MOE_CHECKPOINT_POISONED);
+	moe_experts_destroy(l);
+	CHECK_OK(moe_experts_create(e, &p, &l));
+	CHECK_OK(moe_experts_checkpoint_put(l, &a));
+	b.shape[1] = 79;
+	CHECK_ERROR(moe_experts_checkpoint_get(l, &b), MOE_ERR_ARG, "out");
+	CHECK(moe_experts_checkpoint_state(l) == MOE_CHECKPOINT_POISONED);
 	moe_experts_destroy(l);
 	CHECK_OK(moe_experts_create(e, &p, &l));
 	a.shape[1] = 79;
