@@ -15,7 +15,8 @@ static const char *const per_expert[][MOE_EXPERT_MATRICES] = {
 	  "mlp.experts.%d.down_proj.weight" },
 	{ "block_sparse_moe.experts.%d.w1.weight", "block_sparse_moe.experts.%d.w3.weight",
 	  "block_sparse_moe.experts.%d.w2.weight" },
-	{ "experts.%d.gate_proj.weight", "experts.%d.up_proj.weight", "experts.%d.down_proj.weight" },
+	{ "experts.%d.gate_proj.weight", "experts.%d.up_proj.weight",
+	  "experts.%d.down_proj.weight" },
 };
 static const char *const fused[][2] = {
 	{ "mlp.experts.gate_up_proj", "mlp.experts.down_proj" },
@@ -41,33 +42,39 @@ struct coded {
 	bool found, fused;
 };
 
-static enum moe_status check_format(const struct moe_expert_layer *l, const struct moe_st_quantised *t)
+static enum moe_status check_format(const struct moe_expert_layer *l,
+				    const struct moe_st_quantised *t)
 {
 	const char *format = t->q.coding.format->name;
 
 	if (!l->params.weight_format)
-		return moe_fail(MOE_ERR_STATE, "%s is %s: create layer %d with weight_format \"%s\"", t->codes->name, format,
-				l->params.layer, format);
+		return moe_fail(MOE_ERR_STATE,
+				"%s is %s: create layer %d with weight_format \"%s\"",
+				t->codes->name, format, l->params.layer, format);
 	if (strcmp(format, l->params.weight_format))
-		return moe_fail(MOE_ERR_FORMAT, "%s is %s; the layer's weight_format is %s", t->codes->name, format,
-				l->params.weight_format);
+		return moe_fail(MOE_ERR_FORMAT, "%s is %s; the layer's weight_format is %s",
+				t->codes->name, format, l->params.weight_format);
 	return MOE_OK;
 }
 
-/* gpt_oss's experts have biases, and rows of gate and up in turn: they would be taken for others. */
+/* gpt_oss's experts have biases, and rows of gate and up in turn: they would be taken for others.
+ */
 static enum moe_status check_biases(const struct moe_safetensors *st, const char *name)
 {
 	char bias[NAME_MAX_BYTES + 8];
 
 	snprintf(bias, sizeof bias, "%s_bias", name);
 	if (moe_safetensors_find(st, bias))
-		return moe_fail(MOE_ERR_UNSUPPORTED, "%s: experts with biases cannot be loaded into a layer's object", bias);
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"%s: experts with biases cannot be loaded into a layer's object",
+				bias);
 	return MOE_OK;
 }
 
 /* Of all experts; what they are is told by the first tensor. */
-static enum moe_status find_fused_coded(const struct moe_expert_layer *l, const struct moe_safetensors *st,
-					const char *prefix, const char *const *forms, struct coded *c)
+static enum moe_status find_fused_coded(const struct moe_expert_layer *l,
+					const struct moe_safetensors *st, const char *prefix,
+					const char *const *forms, struct coded *c)
 {
 	int64_t E = l->layer.E, I = l->layer.I, H = l->layer.H;
 	struct moe_st_quantised t;
@@ -85,7 +92,8 @@ static enum moe_status find_fused_coded(const struct moe_expert_layer *l, const 
 	name_of(name, prefix, forms[1], 0);
 	MOE_TRY(moe_st_quantised_find(st, name, E, H, I, &t, &found));
 	if (!found)
-		return moe_fail(MOE_ERR_FORMAT, "%s: gate_up_proj is quantised, this one has no codes", name);
+		return moe_fail(MOE_ERR_FORMAT,
+				"%s: gate_up_proj is quantised, this one has no codes", name);
 	MOE_TRY(check_format(l, &t));
 	for (int64_t e = 0; e < E; e++)
 		c->q[2 * E + e] = moe_st_quantised_expert(&t, e);
@@ -93,8 +101,9 @@ static enum moe_status find_fused_coded(const struct moe_expert_layer *l, const 
 	return MOE_OK;
 }
 
-static enum moe_status find_each_coded(const struct moe_expert_layer *l, const struct moe_safetensors *st,
-				       const char *prefix, const char *const *forms, struct coded *c)
+static enum moe_status find_each_coded(const struct moe_expert_layer *l,
+				       const struct moe_safetensors *st, const char *prefix,
+				       const char *const *forms, struct coded *c)
 {
 	int E = l->layer.E;
 
@@ -110,7 +119,9 @@ static enum moe_status find_each_coded(const struct moe_expert_layer *l, const s
 		if (!found && !i)
 			return MOE_OK;
 		if (!found)
-			return moe_fail(MOE_ERR_FORMAT, "%s: other experts are quantised, this one has no codes", name);
+			return moe_fail(MOE_ERR_FORMAT,
+					"%s: other experts are quantised, this one has no codes",
+					name);
 		MOE_TRY(check_format(l, &t));
 		c->q[i] = t.q;
 	}
@@ -118,8 +129,9 @@ static enum moe_status find_each_coded(const struct moe_expert_layer *l, const s
 	return MOE_OK;
 }
 
-static enum moe_status find_coded(const struct moe_expert_layer *l, const struct moe_safetensors *st,
-				  const char *prefix, struct coded *c)
+static enum moe_status find_coded(const struct moe_expert_layer *l,
+				  const struct moe_safetensors *st, const char *prefix,
+				  struct coded *c)
 {
 	for (size_t i = 0; i < MOE_COUNT(fused) && !c->found; i++)
 		MOE_TRY(find_fused_coded(l, st, prefix, fused[i], c));
@@ -128,10 +140,11 @@ static enum moe_status find_coded(const struct moe_expert_layer *l, const struct
 	return MOE_OK;
 }
 
-static enum moe_status load_coded(struct moe_expert_layer *l, const struct moe_safetensors *file, const char *prefix,
-				  const int64_t *map, bool *found)
+static enum moe_status load_coded(struct moe_expert_layer *l, const struct moe_safetensors *file,
+				  const char *prefix, const int64_t *map, bool *found)
 {
-	struct coded c = { .q = moe_calloc((size_t)(MOE_EXPERT_MATRICES * l->layer.E), sizeof *c.q) };
+	struct coded c = { .q = moe_calloc((size_t)(MOE_EXPERT_MATRICES * l->layer.E),
+					   sizeof *c.q) };
 	enum moe_status st = c.q ? find_coded(l, file, prefix, &c)
 				 : moe_fail(MOE_ERR_NOMEM, "no memory for %d experts", l->layer.E);
 
@@ -163,8 +176,9 @@ static enum moe_status find(const struct moe_expert_layer *l, const struct moe_s
 	return moe_experts_check_width(l, name, t->dtype);
 }
 
-static enum moe_status find_fused(const struct moe_expert_layer *l, const struct moe_safetensors *st,
-				  const char *prefix, const char *const *forms, enum moe_dtype *dtype,
+static enum moe_status find_fused(const struct moe_expert_layer *l,
+				  const struct moe_safetensors *st, const char *prefix,
+				  const char *const *forms, enum moe_dtype *dtype,
 				  const void **rows)
 {
 	int64_t E = l->layer.E, I = l->layer.I, H = l->layer.H;
@@ -187,8 +201,8 @@ static enum moe_status find_fused(const struct moe_expert_layer *l, const struct
 }
 
 static enum moe_status find_each(const struct moe_expert_layer *l, const struct moe_safetensors *st,
-				 const char *prefix, const char *const *forms, enum moe_dtype *dtype,
-				 const void **rows)
+				 const char *prefix, const char *const *forms,
+				 enum moe_dtype *dtype, const void **rows)
 {
 	int E = l->layer.E;
 
@@ -263,8 +277,8 @@ static enum moe_status load_file(struct moe_expert_layer *l, const char *path, c
 	return st;
 }
 
-enum moe_status moe_experts_load_file(struct moe_expert_layer *l, const char *path, const char *prefix,
-				      const int64_t *map, int64_t n_map)
+enum moe_status moe_experts_load_file(struct moe_expert_layer *l, const char *path,
+				      const char *prefix, const int64_t *map, int64_t n_map)
 {
 	enum moe_status st;
 

@@ -264,6 +264,7 @@ static struct moe_experts_shape shape_of(const struct moe_model *m, int layer,
 		.scale = r > 0 ? (float)moe_lora_scaling(lora->rslora, r,
 							 lora->alpha[MOE_ADAPTER_EXPERTS])
 			       : 0,
+		.glu = e->glu,
 		.share_a = lora->share_a,
 		.trainable = r > 0 && !m->params.inference_only,
 		.backward = m->backward.mode,

@@ -98,6 +98,7 @@ struct moe_expert moe_expert_of(const struct moe_experts *l, const struct moe_tr
 		.r = l->r,
 		.ra = l->ra,
 		.scale = l->scale,
+		.glu = l->glu,
 	};
 
 	if (copy)

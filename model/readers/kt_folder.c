@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A folder of kt-kernel's as a checkpoint of its own: layers, experts and sizes by the names and sizes of its files. */
+/* A folder of kt-kernel's as a checkpoint of its own: layers, experts and sizes by the names and
+ * sizes of its files. */
 #include "model/file.h"
 #include "model/readers/kt.h"
 #include "model/readers/safetensors_table.h"
@@ -36,8 +37,8 @@ static bool parse_blk(const char *name, struct blk *b)
 {
 	int end = 0;
 
-	return sscanf(name, "blk.%d.ffn_%4[a-z]_exps.%d.numa.%d.%6[a-z]%n", &b->layer, b->which, &b->expert, &b->part,
-		      b->kind, &end) == 5 &&
+	return sscanf(name, "blk.%d.ffn_%4[a-z]_exps.%d.numa.%d.%6[a-z]%n", &b->layer, b->which,
+		      &b->expert, &b->part, b->kind, &end) == 5 &&
 	       !name[end] && b->layer >= 0 && b->expert >= 0 && b->part >= 0;
 }
 
@@ -55,8 +56,9 @@ bool moe_kt_is_merged(const struct moe_safetensors *st)
 
 static enum moe_status too_many(const struct folder *f, const char *name)
 {
-	return moe_fail(MOE_ERR_FORMAT, "%s: %s: at most %d layers, %d experts and %d NUMA parts are possible", f->dir, name,
-			MOST_LAYERS, MOST_EXPERTS, MOST_PARTS);
+	return moe_fail(MOE_ERR_FORMAT,
+			"%s: %s: at most %d layers, %d experts and %d NUMA parts are possible",
+			f->dir, name, MOST_LAYERS, MOST_EXPERTS, MOST_PARTS);
 }
 
 static enum moe_status look_at_tensors(struct folder *f)
@@ -96,10 +98,10 @@ static void look_at_files(struct layer *l, DIR *d)
 		int bits, expert, end = 0;
 		size_t bytes;
 
-		if (sscanf(e->d_name, "INT%1d_%4[a-z]_%d_%zuByte_%5[a-z]_.kt%n", &bits, which, &expert, &bytes, kind,
-			   &end) != 5 ||
-		    !end || e->d_name[end] || expert < 0 || expert >= MOST_EXPERTS || bytes > MOST_BYTES ||
-		    (bits != 8 && bits != 4) || bits < chosen)
+		if (sscanf(e->d_name, "INT%1d_%4[a-z]_%d_%zuByte_%5[a-z]_.kt%n", &bits, which,
+			   &expert, &bytes, kind, &end) != 5 ||
+		    !end || e->d_name[end] || expert < 0 || expert >= MOST_EXPERTS ||
+		    bytes > MOST_BYTES || (bits != 8 && bits != 4) || bits < chosen)
 			continue;
 		if (bits > chosen)
 			l->experts = 0;
@@ -135,8 +137,9 @@ static enum moe_status look_at_layer(struct folder *f, int layer)
 	if (l->experts && l->gate_scale && l->down_scale)
 		return MOE_OK;
 	return moe_fail(MOE_ERR_UNSUPPORTED,
-			"%s/_layer_%d/_numa_0: only files INT8_... and INT4_..., each with its scales, can be read", f->dir,
-			layer);
+			"%s/_layer_%d/_numa_0: only files INT8_... and INT4_..., each with its "
+			"scales, can be read",
+			f->dir, layer);
 }
 
 static enum moe_status look_at_folders(struct folder *f)
@@ -148,8 +151,8 @@ static enum moe_status look_at_folders(struct folder *f)
 	while (d && status == MOE_OK && (e = readdir(d))) {
 		int layer, end = 0;
 
-		if (sscanf(e->d_name, "_layer_%d%n", &layer, &end) != 1 || e->d_name[end] || layer < 0 ||
-		    !moe_kt_has_layer(f->dir, layer))
+		if (sscanf(e->d_name, "_layer_%d%n", &layer, &end) != 1 || e->d_name[end] ||
+		    layer < 0 || !moe_kt_has_layer(f->dir, layer))
 			continue;
 		status = layer < MOST_LAYERS ? look_at_layer(f, layer) : too_many(f, e->d_name);
 	}
@@ -185,7 +188,8 @@ static bool expert_name(void *user, int layer, int which, int expert, char *buf,
 	static const char *const names[3] = { "gate", "up", "down" };
 
 	(void)user;
-	snprintf(buf, size, "model.layers.%d.mlp.experts.%d.%s_proj.weight", layer, expert, names[which]);
+	snprintf(buf, size, "model.layers.%d.mlp.experts.%d.%s_proj.weight", layer, expert,
+		 names[which]);
 	return true;
 }
 
@@ -194,14 +198,18 @@ static enum moe_status add_layer(const struct folder *f, struct moe_kt *kt, int 
 	const struct layer *l = &f->layer[i];
 	const struct moe_kt_shape shape = { .experts = l->experts,
 					    .hidden = (int64_t)(l->down_scale / sizeof(float)),
-					    .inner = (int64_t)(l->gate_scale / sizeof(float)) * l->parts };
+					    .inner = (int64_t)(l->gate_scale / sizeof(float)) *
+						     l->parts };
 
 	if (shape.hidden < 1 || shape.inner < 1)
-		return moe_fail(MOE_ERR_FORMAT, "%s: layer %d has no scales of gate and down of its first expert", f->dir, i);
+		return moe_fail(MOE_ERR_FORMAT,
+				"%s: layer %d has no scales of gate and down of its first expert",
+				f->dir, i);
 	if (l->files) {
 		char *path = moe_format("%s/_layer_%d", f->dir, i);
-		enum moe_status status = path ? moe_st_table_file(f->st, path, (struct moe_mapping){ 0 })
-					      : moe_fail(MOE_ERR_NOMEM, "%s: out of memory", f->dir);
+		enum moe_status status =
+			path ? moe_st_table_file(f->st, path, (struct moe_mapping){ 0 })
+			     : moe_fail(MOE_ERR_NOMEM, "%s: out of memory", f->dir);
 
 		moe_free(path);
 		MOE_TRY(status);

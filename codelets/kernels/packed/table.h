@@ -8,6 +8,7 @@
 #ifndef MOE_CODELETS_KERNELS_PACKED_TABLE_H
 #define MOE_CODELETS_KERNELS_PACKED_TABLE_H
 
+#include "codelets/format.h"
 #include "codelets/kernels/elementwise/elementwise.h"
 #include "codelets/kernels/packed/packed.h"
 
@@ -115,8 +116,10 @@ MOE_BIND(void, expert_down_bwd,
 MOE_BIND_GRAD(expert_lora_grad)
 MOE_BIND_GRAD(expert_weight_grad)
 
+static const struct moe_coders coders = { OWN(largest), OWN(range), OWN(integers), OWN(e4m3), OWN(e2m1) };
+
 #define MOE_PACKED_KERNELS                                                                         \
-	.tiles = &MOE_TILES, .width_pad = MOE_PACK_K, .x16 = true, .kept_bytes = 2,                \
+	.coders = &coders, .tiles = &MOE_TILES, .width_pad = MOE_PACK_K, .x16 = true, .kept_bytes = 2,                \
 	.weight_bytes = bound_weight_bytes, .weight_pack = bound_weight_pack,                      \
 	.weight_repack = bound_weight_repack,                                                      \
 	.weight_unpack = bound_weight_unpack, .lora_bytes = bound_lora_bytes,                      \
