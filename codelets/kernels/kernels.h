@@ -68,6 +68,20 @@ struct moe_lora {
 };
 
 /*
+ * How gate and up make h: h = (u + shift) g sigmoid(alpha g), with g = min(gate, limit) and u = up cut to
+ * -limit..limit; where a value was cut its gradient is 0. limit may be infinite. limit 0: silu(gate) up, and alpha and
+ * shift are not looked at.
+ */
+struct moe_glu {
+	float limit, alpha, shift;
+};
+
+static inline bool moe_glu_plain(const struct moe_glu *f)
+{
+	return !(f->limit > 0);
+}
+
+/*
  * One expert's share in one part: intermediate columns [0, I) of the part.
  * LoRA (r = 0: none): a_gu [ra, H] holds gate's A, then up's A unless they are shared (ra = r or
  * 2r); gate_b, up_b [I, r]; down_a [r, I]; down_b [H, r].
@@ -88,6 +102,7 @@ struct moe_expert {
 	const void *gate_a_t, *up_a_t, *gate_b_t, *up_b_t, *down_a_t, *down_b_t;
 	int r, ra;
 	float scale;
+	struct moe_glu glu;
 	/* whose weights the same op reads next, to be prefetched; NULL: not known. Nothing but its
 	 * weights is looked at. */
 	const struct moe_expert *next;
@@ -228,6 +243,10 @@ struct moe_kernels {
 	/* dgate, dup from dh (may alias dh) */
 	void (*swiglu_bwd)(int64_t n, const float *gate, const float *up, const float *dh,
 			   float *dgate, float *dup);
+	/* The same with h as f says, which is not plain. */
+	void (*glu)(const struct moe_glu *f, int64_t n, const float *gate, const float *up, float *h);
+	void (*glu_bwd)(const struct moe_glu *f, int64_t n, const float *gate, const float *up,
+			const float *dh, float *dgate, float *dup);
 
 	/* ---- attention, by blocks, running softmax ---- */
 	size_t (*attention_scratch)(int dim);

@@ -188,10 +188,10 @@ static void gate_up_panels(const struct moe_tiles *t, const struct moe_expert *e
 	project(t, w, d, s, e->r, &e->up, moe_int_alike(&e->gate, &e->up) ? ints : NULL, e->up_b_packed,
 		d->ra - d->r, col, count, next, s->ups);
 	for (int i = 0; i < count; i++, col += MOE_PACK_N) {
-		struct moe_swiglu_rows kept = moe_kept_rows(w, col);
+		struct moe_swiglu_rows kept = moe_kept_rows(e, w, col);
 		float *g = s->step + (size_t)i * step;
 
-		t->swiglu(&kept, g, s->ups + (size_t)i * step);
+		(moe_glu_plain(&e->glu) ? t->swiglu : t->glu)(&kept, g, s->ups + (size_t)i * step);
 		t->pack_fwd(w->m, g, MOE_PACK_N, NULL, MOE_PACK_N, MOE_PACK_N, w->h, d->I, col);
 	}
 }

@@ -59,13 +59,15 @@ static inline int moe_chunk_count(int64_t n)
  * Columns col..col+16 of gate and up as they are kept: an expert's [m, I'] is stored 16 columns at
  * a time, so that writing and reading them is one run of memory.
  */
-static inline struct moe_swiglu_rows moe_kept_rows(const struct moe_expert_rows *w, int64_t col)
+static inline struct moe_swiglu_rows moe_kept_rows(const struct moe_expert *e,
+						   const struct moe_expert_rows *w, int64_t col)
 {
 	return (struct moe_swiglu_rows){ .m = w->m,
 					 .ld = MOE_PACK_N,
 					 .gate = (uint16_t *)w->gate + col * w->m,
 					 .up = (uint16_t *)w->up + col * w->m,
-					 .weight = w->weight };
+					 .weight = w->weight,
+					 .glu = e->glu };
 }
 
 /* dst[m, n] = sum over chunks of part[c][row][n], in index order */

@@ -65,6 +65,26 @@ static float *f32(void *rows)
 	return rows;
 }
 
+/* h of n columns of a row, at element `at` of gate, up and h */
+static void hidden(const struct moe_expert *e, const struct moe_expert_rows *w, int n, size_t at)
+{
+	if (moe_glu_plain(&e->glu))
+		OWN(swiglu)(n, f32(w->gate) + at, f32(w->up) + at, f32(w->h) + at);
+	else
+		OWN(glu)(&e->glu, n, f32(w->gate) + at, f32(w->up) + at, f32(w->h) + at);
+}
+
+/* dgate and dup from dh, which lies where dgate will */
+static void hidden_bwd(const struct moe_expert *e, const struct moe_expert_rows *w, int n, size_t at)
+{
+	float *dgate = f32(w->dgate) + at, *dup = f32(w->dup) + at;
+
+	if (moe_glu_plain(&e->glu))
+		OWN(swiglu_bwd)(n, f32(w->gate) + at, f32(w->up) + at, dgate, dgate, dup);
+	else
+		OWN(glu_bwd)(&e->glu, n, f32(w->gate) + at, f32(w->up) + at, dgate, dgate, dup);
+}
+
 /* Rows row0.. of src [., ld], columns n0..n0+n, masked, into dst [m, n] */
 static void drop_rows(const struct moe_expert_rows *w, enum moe_dropped which, int64_t first, int row0, int m,
 		      const float *src, int64_t ld, int64_t n0, int64_t n, float *dst)
@@ -139,7 +159,7 @@ void ref_expert_gate_up(const struct moe_expert *e, struct moe_expert_rows *w, i
 		for (int i = 0; i < w->m; i++) {
 			size_t at = (size_t)i * (size_t)I + (size_t)n0;
 
-			OWN(swiglu)(n, f32(w->gate) + at, f32(w->up) + at, f32(w->h) + at);
+			hidden(e, w, n, at);
 		}
 		for (int i0 = 0; e->r && w->drop.p > 0 && i0 < w->m; i0 += ROW_BLOCK) {
 			int m = MOE_MIN(ROW_BLOCK, w->m - i0);
@@ -198,7 +218,7 @@ static void chunk_dh(const struct moe_expert *e, struct moe_expert_rows *w, int 
 		size_t at = (size_t)i * (size_t)w->I + (size_t)n0;
 		double dot = 0;
 
-		OWN(swiglu)(n, f32(w->gate) + at, f32(w->up) + at, f32(w->h) + at);
+		hidden(e, w, n, at);
 		for (int j = 0; j < n; j++)
 			dot += (double)f32(w->dgate)[at + (size_t)j] * f32(w->h)[at + (size_t)j];
 		w->dgw_part[(size_t)c * w->part_rows + (size_t)i] = (float)dot;
@@ -227,8 +247,7 @@ void ref_expert_down_bwd(const struct moe_expert *e, struct moe_expert_rows *w,
 
 			for (int j = 0; j < n; j++)
 				f32(w->dgate)[at + (size_t)j] *= w->weight[i];
-			OWN(swiglu_bwd)(n, f32(w->gate) + at, f32(w->up) + at, f32(w->dgate) + at, f32(w->dgate) + at,
-				       f32(w->dup) + at);
+			hidden_bwd(e, w, n, at);
 		}
 		if (!r)
 			continue;
