@@ -193,7 +193,7 @@ class Memory(Case):
                 limit = int(float(least[1]) * 2 ** {"M": 20, "G": 30}[least[2]])
                 self.bad(3, *self.arguments(*flags, "--memory-limit", int(0.97 * limit)))
                 values = self.values(*flags, "--memory-limit", int(1.02 * limit))
-                self.assertEqual((values["micro_batches_in_flight"], values["recomputed_layers"]), (1, SIZES["layers"]))
+                self.assertEqual((values["micro_batches_in_flight"], values["recomputed_layers"] > 0), (1, True))
                 self.assertLessEqual(values["planned_gib"] * 2**30, 1.02 * limit)
                 self.kept(values, limit)
                 shutil.rmtree(self.out)
