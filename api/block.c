@@ -43,6 +43,7 @@ static enum moe_status check_params(const struct moe_block_params *p)
 				moe_dtype_name(p->weight_dtype));
 	if (p->router && !moe_router_find(p->router))
 		return moe_fail(MOE_ERR_ARG, "unknown router \"%s\"", p->router);
+	MOE_TRY(moe_check_glu(p->swiglu_limit, p->swiglu_alpha, p->swiglu_shift));
 	return moe_block_check_format(p);
 }
 
@@ -74,6 +75,7 @@ static enum moe_status alloc_layer(struct moe_block *b)
 		.r = p->lora_rank,
 		.group_size = moe_block_group_size(b, tokens),
 		.scale = p->lora_rank ? p->lora_alpha / (float)p->lora_rank : 0,
+		.glu = moe_glu_of(p->swiglu_limit, p->swiglu_alpha, p->swiglu_shift),
 		.share_a = p->lora_share_a,
 		.trainable = p->lora_rank > 0,
 		.base_grads = p->base_gradients,
@@ -99,6 +101,7 @@ static enum moe_status alloc_layer(struct moe_block *b)
 	if (p->shared_intermediate)
 		MOE_TRY(moe_ffn_alloc(b->engine, p->hidden, p->shared_intermediate, p->weight_dtype,
 				      p->shared_sigmoid, &b->ffn));
+	b->ffn.glu = s.glu;
 	if (p->shared_intermediate && p->base_gradients)
 		MOE_TRY(train_ffn(b));
 	b->cut = moe_cut_choose(&b->layer, tokens, moe_engine_workers(b->engine), p->slices_i,

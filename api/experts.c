@@ -65,7 +65,7 @@ static enum moe_status check_params(const struct moe_experts_params *p)
 	if (moe_dtype_size(p->weight_dtype) < 2 || p->weight_dtype > MOE_F64)
 		return moe_fail(MOE_ERR_ARG, "weight_dtype %s is not a float type",
 				moe_dtype_name(p->weight_dtype));
-	return MOE_OK;
+	return moe_check_glu(p->swiglu_limit, p->swiglu_alpha, p->swiglu_shift);
 }
 
 /* What the backward multiplies by; shared:N is a ring for N layers. */
@@ -110,6 +110,7 @@ static enum moe_status alloc_layer(struct moe_expert_layer *l)
 		.r = p->lora_rank,
 		.group_size = p->group_size ? p->group_size : moe_group_size_choose(&load, moe_machine()),
 		.scale = p->lora_rank ? p->lora_alpha / (float)p->lora_rank : 0,
+		.glu = moe_glu_of(p->swiglu_limit, p->swiglu_alpha, p->swiglu_shift),
 		.trainable = p->lora_rank > 0,
 		.base_grads = p->train_base,
 		.train_base = p->train_base,

@@ -112,8 +112,17 @@ const char *moe_experts_array_name(enum moe_block_array which);
 /* experts_load.c: what all ways share */
 enum moe_status moe_experts_check_map(const struct moe_expert_layer *l, const int64_t *map, int64_t n);
 enum moe_status moe_experts_loaded(struct moe_expert_layer *l, const int64_t *map);
-/* experts_coded.c: into a layer with a weight_format; q, rows [3 E] in the order of the arrays. Waits. */
-enum moe_status moe_experts_pack_quantised(struct moe_expert_layer *l, struct moe_quantised *q, const int64_t *map);
+/* Packed weights of this dtype fit where memory was taken for weight_dtype. */
+enum moe_status moe_experts_check_width(const struct moe_expert_layer *l, const char *name, enum moe_dtype dtype);
+/* rows [3 E]: where each expert's matrix begins, in the order of the arrays; waits, and has loaded. */
+enum moe_status moe_experts_load_rows(struct moe_expert_layer *l, const void *const *rows, enum moe_dtype dtype,
+				      const int64_t *map);
+/*
+ * experts_coded.c: into a layer with a weight_format; q, rows [3 E] in the order of the arrays. fused: gate and up of an
+ * expert are the same matrix [2 I, H], gate rows first. Waits.
+ */
+enum moe_status moe_experts_pack_quantised(struct moe_expert_layer *l, struct moe_quantised *q, bool fused,
+					   const int64_t *map);
 enum moe_status moe_experts_pack_floats(struct moe_expert_layer *l, const void *const *rows, enum moe_dtype dtype,
 					const int64_t *map);
 

@@ -110,10 +110,14 @@ enum moe_status moe_experts_checkpoint_put(struct moe_expert_layer *l, const str
 
 static enum moe_status get(struct moe_expert_layer *l, const struct moe_array *out)
 {
+	enum moe_status st;
+
 	MOE_TRY(check_sound(l));
 	if (l->checkpoint != MOE_CHECKPOINT_READY)
 		return moe_fail(MOE_ERR_STATE, "no checkpoint's output is cached");
-	MOE_TRY(moe_check_float_matrix("out", out, -1, l->layer.H));
+	st = moe_check_float_matrix("out", out, -1, l->layer.H);
+	if (st != MOE_OK)
+		return fail(l, st);
 	if (out->shape[0] != l->checkpoint_T)
 		return fail(l, moe_fail(MOE_ERR_ARG, "the checkpoint's output has %d rows, %lld are asked for",
 					l->checkpoint_T, (long long)out->shape[0]));

@@ -15,16 +15,30 @@ static bool alike(const struct moe_coding *a, const struct moe_coding *b)
 	return a->group == b->group && a->scale == b->scale && a->zero == b->zero && a->rows == b->rows;
 }
 
+/* Where gate and up are trained, each has blocks of its own. */
+static enum moe_status check_blocks(const struct moe_expert_layer *l, int64_t rows)
+{
+	if (!l->params.train_base || l->layer.I % rows == 0)
+		return MOE_OK;
+	return moe_fail(MOE_ERR_UNSUPPORTED,
+			"gate and up lie in one tensor, and one scale for %lld rows serves both: with train_base each needs its "
+			"own. moesaic convert makes tensors of single experts",
+			(long long)rows);
+}
+
 /* One coding per matrix, which can be quantised again where it is trained. */
-static enum moe_status check_codings(const struct moe_expert_layer *l, struct moe_quantised *q, struct moe_coding *out)
+static enum moe_status check_codings(const struct moe_expert_layer *l, struct moe_quantised *q, bool fused,
+				     struct moe_coding *out)
 {
 	int E = l->layer.E;
 
 	for (int i = 0; i < MOE_EXPERT_MATRICES * E; i++) {
 		struct moe_coding *c = &q[i].coding;
-		enum moe_status st = MOE_OK;
+		enum moe_status st = fused && i == 0 ? check_blocks(l, q[i].rows) : MOE_OK;
 
 		c->rows = q[i].rows;
+		if (st != MOE_OK)
+			return in_expert(l, st, i / E, i % E);
 		if (i % E == 0) {
 			out[i / E] = *c;
 			st = l->params.train_base ? moe_requantise_check(c, q[i].n, q[i].k) : MOE_OK;
@@ -34,7 +48,7 @@ static enum moe_status check_codings(const struct moe_expert_layer *l, struct mo
 				      moe_dtype_name(c->scale), (long long)c->group, moe_dtype_name(out[i / E].scale),
 				      (long long)out[i / E].group);
 		}
-		if (st == MOE_OK)
+		if (st == MOE_OK && !(fused && i / E == MOE_UP)) /* gate's are up's too */
 			st = moe_check_scales(&q[i], "scale");
 		if (st != MOE_OK)
 			return in_expert(l, st, i / E, i % E);
@@ -55,7 +69,8 @@ static enum moe_status submit(struct moe_expert_layer *l, const struct moe_repac
 	return st;
 }
 
-enum moe_status moe_experts_pack_quantised(struct moe_expert_layer *l, struct moe_quantised *q, const int64_t *map)
+enum moe_status moe_experts_pack_quantised(struct moe_expert_layer *l, struct moe_quantised *q, bool fused,
+					   const int64_t *map)
 {
 	struct moe_coding coding[MOE_EXPERT_MATRICES];
 	struct moe_repack_args a = { .dtype = MOE_U8 };
@@ -63,7 +78,7 @@ enum moe_status moe_experts_pack_quantised(struct moe_expert_layer *l, struct mo
 	struct moe_quantised *by_id;
 	enum moe_status st;
 
-	MOE_TRY(check_codings(l, q, coding));
+	MOE_TRY(check_codings(l, q, fused, coding));
 	by_id = moe_alloc((size_t)(MOE_EXPERT_MATRICES * E), sizeof *by_id);
 	if (!by_id)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for %d experts", E);
@@ -71,6 +86,7 @@ enum moe_status moe_experts_pack_quantised(struct moe_expert_layer *l, struct mo
 		by_id[i] = q[i / E * E + (map ? (int)map[i % E] : i % E)];
 	for (int i = 0; i < MOE_EXPERT_MATRICES; i++)
 		a.coded[i] = by_id + i * E;
+	a.first_row[MOE_UP] = fused ? l->layer.I : 0;
 	st = moe_experts_take_coded(l->engine, &l->layer, coding);
 	if (st == MOE_OK)
 		st = submit(l, &a);
@@ -97,7 +113,7 @@ enum moe_status moe_experts_pack_floats(struct moe_expert_layer *l, const void *
 			in_expert(l, st, i / E, i % E);
 	}
 	if (st == MOE_OK)
-		st = moe_experts_pack_quantised(l, q, map);
+		st = moe_experts_pack_quantised(l, q, false, map);
 	if (st == MOE_OK && l->params.train_base) { /* masters keep what codes drop */
 		struct moe_repack_args a = { .dtype = dtype };
 		const void **by_id = moe_alloc((size_t)n_all, sizeof *by_id);
@@ -183,7 +199,7 @@ static enum moe_status load(struct moe_expert_layer *l, const struct moe_quantis
 			in_expert(l, st, i / E, i % E);
 	}
 	if (st == MOE_OK)
-		st = moe_experts_pack_quantised(l, q, map);
+		st = moe_experts_pack_quantised(l, q, false, map);
 	if (st == MOE_OK)
 		st = moe_experts_loaded(l, map);
 	moe_free(q);

@@ -228,7 +228,7 @@ static enum moe_status load(struct moe_model *m, const char *adapter_dir, const 
 	MOE_TRY_GOTO(plan(m, adapter_dir, targets, &adapter), status, out);
 	MOE_TRY_GOTO(moe_safetensors_open(m->params.dir, &st), status, out);
 	if (kt_weights)
-		MOE_TRY_GOTO(moe_kt_put_experts(st, kt_weights, &m->arch), status, out);
+		MOE_TRY_GOTO(moe_kt_put_experts(st, kt_weights, &m->arch, NULL), status, out);
 	MOE_TRY_GOTO(moe_model_shape(m), status, out);
 	MOE_TRY_GOTO(moe_model_plan_memory(m, st), status, out);
 	MOE_TRY_GOTO(moe_model_load_weights(m, st), status, out);

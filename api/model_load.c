@@ -67,8 +67,14 @@ enum moe_status moe_load_check_trained(const struct moe_loader *l, enum moe_role
 	return MOE_OK;
 }
 
+const char *moe_load_file(const struct moe_loader *l, const struct moe_st_tensor *t)
+{
+	return moe_safetensors_file_path(l->st, t->file);
+}
+
 enum moe_status moe_load_check_requantise(const struct moe_loader *l, enum moe_role role, int layer,
-					  const struct moe_coding *c, int64_t n, int64_t k)
+					  const struct moe_st_tensor *codes, const struct moe_coding *c,
+					  int64_t n, int64_t k)
 {
 	char name[MOE_TENSOR_NAME_MAX];
 	enum moe_status st;
@@ -79,7 +85,8 @@ enum moe_status moe_load_check_requantise(const struct moe_loader *l, enum moe_r
 	if (st == MOE_OK)
 		return MOE_OK;
 	moe_arch_tensor_name(&l->m->arch, role, layer, 0, 0, name);
-	return moe_fail_in(st, "%s: method lora trains an adapter on it", name);
+	return moe_fail_in(st, "%s: %s", codes ? moe_load_file(l, codes) : l->m->params.dir,
+			   codes ? codes->name : name);
 }
 
 /* A vector in f32; NULL where the model has none. */
@@ -146,7 +153,7 @@ static enum moe_status load_coded(struct moe_loader *l, enum moe_role role, int 
 	struct moe_coding c = t->q.coding;
 
 	c.rows = t->q.rows;
-	MOE_TRY(moe_load_check_requantise(l, role, layer, &c, t->q.n, t->q.k));
+	MOE_TRY(moe_load_check_requantise(l, role, layer, t->codes, &c, t->q.n, t->q.k));
 	if (!w->data)
 		w->data =
 			take(l->m, moe_coded_bytes(&t->q.coding, t->q.n, t->q.k), part, "weights");
@@ -183,10 +190,11 @@ static enum moe_status load_vocab_coded(struct moe_loader *l, enum moe_role role
 {
 	if (moe_model_trains(l->m, role))
 		return moe_fail(MOE_ERR_UNSUPPORTED,
-				"%s is %s: a quantised embedding or head is not trained; method "
+				"%s: %s is %s: a quantised embedding or head is not trained; method "
 				"lora or hybrid leaves it, or "
 				"moesaic convert --weights bf16 makes it plain",
-				t->codes->name, t->q.coding.format->name);
+				moe_load_file(l, t->codes), t->codes->name,
+				t->q.coding.format->name);
 	MOE_TRY(moe_load_begin_coded(l, t));
 	for (int c = 0; c < v->n_chunks; c++) {
 		int64_t n0 = (int64_t)c * MOE_VOCAB_CHUNK,

@@ -29,9 +29,15 @@ enum moe_status moe_load_begin_coded(struct moe_loader *l, const struct moe_st_q
 /* Plain weights that are their own masters are BF16. */
 enum moe_status moe_load_check_trained(const struct moe_loader *l, enum moe_role role,
 				       const struct moe_st_tensor *t);
-/* Quantised weights [n, k] that are trained can be quantised again. */
+/* The file that has a tensor of the checkpoint. */
+const char *moe_load_file(const struct moe_loader *l, const struct moe_st_tensor *t);
+/*
+ * Quantised weights [n, k] that are trained can be quantised again; codes: the tensor that has them, or NULL where
+ * they are made while the model is loaded.
+ */
 enum moe_status moe_load_check_requantise(const struct moe_loader *l, enum moe_role role, int layer,
-					  const struct moe_coding *c, int64_t n, int64_t k);
+					  const struct moe_st_tensor *codes, const struct moe_coding *c,
+					  int64_t n, int64_t k);
 /* model_load_experts.c: a layer's experts with their router. */
 enum moe_status moe_load_experts(struct moe_loader *l, int layer, struct moe_experts *e);
 

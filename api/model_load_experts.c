@@ -84,22 +84,6 @@ static enum moe_status next_coded(struct moe_loader *l, enum moe_role role, int 
 	return moe_load_begin_coded(l, t);
 }
 
-/* Where gate and up are trained, they have blocks of their own, one after the other. */
-static enum moe_status check_fused(const struct moe_loader *l, const struct moe_st_quantised *t,
-				   int64_t I, bool alternate)
-{
-	int64_t rows = t->q.rows;
-
-	if (!moe_model_trains(l->m, MOE_ROLE_EXPERT_GATE) ||
-	    (!alternate && (rows <= 1 || I % rows == 0)))
-		return MOE_OK;
-	return moe_fail(MOE_ERR_UNSUPPORTED,
-			"%s has rows of gate and up in turn, or scales (one for %lld rows) that "
-			"both share: method lora trains "
-			"an adapter on it, or moesaic convert makes tensors of single experts",
-			t->codes->name, (long long)rows);
-}
-
 /* Gate rows and up rows of an expert follow each other, or alternate. */
 static enum moe_status load_fused_coded(struct moe_loader *l, int layer, struct moe_experts *e,
 					const struct moe_coding *coding)
@@ -108,7 +92,6 @@ static enum moe_status load_fused_coded(struct moe_loader *l, int layer, struct 
 	bool alternate = l->m->arch.gate_up_alternate;
 
 	MOE_TRY(next_coded(l, MOE_ROLE_EXPERTS_GATE_UP, layer, -1, &coding[MOE_GATE], &t));
-	MOE_TRY(check_fused(l, &t, e->I, alternate));
 	for (int i = 0; i < e->E; i++) {
 		struct moe_quantised q = moe_st_quantised_expert(&t, i);
 
@@ -145,6 +128,7 @@ static enum moe_status load_single_coded(struct moe_loader *l, int layer, struct
 struct expert_coding {
 	bool coded, fused;
 	struct moe_coding coding[MOE_EXPERT_MATRICES];
+	const struct moe_st_tensor *codes[MOE_EXPERT_MATRICES]; /* stored: of the first expert, or of all */
 };
 
 static enum moe_status stored_coding(struct moe_loader *l, int layer, struct expert_coding *c)
@@ -169,6 +153,7 @@ static enum moe_status stored_coding(struct moe_loader *l, int layer, struct exp
 			return missing_coded(l, role, layer, 0);
 		c->coding[j] = t.q.coding;
 		c->coding[j].rows = t.q.rows;
+		c->codes[j] = t.codes;
 	}
 	return MOE_OK;
 }
@@ -228,14 +213,37 @@ static void describe_experts(struct moe_loader *l, struct moe_experts *e, enum m
 		}
 }
 
+/* Where gate and up are trained, they have blocks of their own, one after the other. */
+static enum moe_status check_fused(const struct moe_loader *l, const struct expert_coding *c, int64_t I)
+{
+	int64_t rows = c->coding[MOE_GATE].rows;
+	bool alternate = l->m->arch.gate_up_alternate;
+
+	if (!c->fused || !moe_model_trains(l->m, MOE_ROLE_EXPERT_GATE) ||
+	    (!alternate && (rows <= 1 || I % rows == 0)))
+		return MOE_OK;
+	if (alternate)
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"%s: %s has rows of gate and up in turn, which are not quantised again after an "
+				"update: method lora trains an adapter on it",
+				moe_load_file(l, c->codes[MOE_GATE]), c->codes[MOE_GATE]->name);
+	return moe_fail(MOE_ERR_UNSUPPORTED,
+			"%s: %s has scales (one for %lld rows) that gate and up share (%lld rows each), which are "
+			"not quantised again after an update: method lora trains an adapter on it, or moesaic "
+			"convert makes tensors of single experts",
+			moe_load_file(l, c->codes[MOE_GATE]), c->codes[MOE_GATE]->name, (long long)rows,
+			(long long)I);
+}
+
 static enum moe_status check_codings(const struct moe_loader *l, int layer,
-				     const struct moe_experts *e, const struct moe_coding *coding)
+				     const struct moe_experts *e, const struct expert_coding *c)
 {
 	for (int j = 0; j < MOE_EXPERT_MATRICES; j++)
 		MOE_TRY(moe_load_check_requantise(l, (enum moe_role)(MOE_ROLE_EXPERT_GATE + j),
-						  layer, &coding[j], j == MOE_DOWN ? e->H : e->I,
+						  layer, c->codes[j], &c->coding[j],
+						  j == MOE_DOWN ? e->H : e->I,
 						  j == MOE_DOWN ? e->I : e->H));
-	return MOE_OK;
+	return check_fused(l, c, e->I);
 }
 
 static struct moe_experts_shape shape_of(const struct moe_model *m, int layer,
@@ -256,6 +264,7 @@ static struct moe_experts_shape shape_of(const struct moe_model *m, int layer,
 		.scale = r > 0 ? (float)moe_lora_scaling(lora->rslora, r,
 							 lora->alpha[MOE_ADAPTER_EXPERTS])
 			       : 0,
+		.glu = e->glu,
 		.share_a = lora->share_a,
 		.trainable = r > 0 && !m->params.inference_only,
 		.backward = m->backward.mode,
@@ -319,7 +328,7 @@ enum moe_status moe_load_experts(struct moe_loader *l, int layer, struct moe_exp
 	if (!c.coded || l->m->expand)
 		MOE_TRY(moe_load_check_trained(l, MOE_ROLE_EXPERT_GATE, t));
 	if (s.coding)
-		MOE_TRY(check_codings(l, layer, e, s.coding));
+		MOE_TRY(check_codings(l, layer, e, &c));
 	MOE_TRY(moe_experts_alloc(l->m->engine, &s,
 				  moe_model_packed_dtype(l->m, MOE_ROLE_EXPERT_GATE, dtype), e));
 	if (!l->pack)

@@ -223,7 +223,8 @@ static enum moe_status refuse(struct moe_model *m, struct moe_model *s, int T, i
 	if (fits)
 		snprintf(help, sizeof help, "micro-batches of %lld tokens would fit; they", (long long)fits);
 	else if (m->params.method != MOE_METHOD_LORA)
-		snprintf(help, sizeof help, "method lora, or masters bf16");
+		snprintf(help, sizeof help, "%s",
+			 m->params.masters == MOE_MASTERS_BF16 ? "adapters (method lora)" : "method lora, or masters bf16");
 	else if (!m->format)
 		snprintf(help, sizeof help, "weights int8 or int4, or smaller ranks");
 	return moe_fail(MOE_ERR_NOFIT,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From config.json to a decoder without weights, and what its memory will be. */
 #include "api/model.h"
+#include "api/pass.h"
 
 #include "codelets/ffn_bwd.h"
 
@@ -51,6 +52,7 @@ static enum moe_status shape_layer(struct moe_model *m, int i)
 	struct moe_decoder_layer *l = &m->decoder.layers[i];
 	int64_t q = (int64_t)a->n_heads * a->head_dim, kv = (int64_t)a->n_kv_heads * a->head_dim;
 	int64_t ffn = a->layer_is_moe[i] ? a->shared_intermediate : a->intermediate;
+	struct moe_glu glu = moe_glu_of((float)a->swiglu_limit, 0, 0);
 
 	shape_linear(m, i, MOE_ADAPTER_Q, q, a->hidden, &l->linear[MOE_ATTN_Q]);
 	shape_linear(m, i, MOE_ADAPTER_K, kv, a->hidden, &l->linear[MOE_ATTN_K]);
@@ -68,6 +70,7 @@ static enum moe_status shape_layer(struct moe_model *m, int i)
 			return moe_fail(MOE_ERR_NOMEM, "no memory for a layer");
 		l->ffn->H = (int)a->hidden;
 		l->ffn->I = (int)ffn;
+		l->ffn->glu = glu;
 		shape_ffn_lora(m, i, l->ffn);
 	}
 	if (!a->layer_is_moe[i])
@@ -79,6 +82,7 @@ static enum moe_status shape_layer(struct moe_model *m, int i)
 	l->experts->k = a->top_k;
 	l->experts->H = (int)a->hidden;
 	l->experts->I = (int)a->moe_intermediate;
+	l->experts->glu = glu;
 	l->experts->P = moe_engine_parts(m->engine);
 	l->experts->r = moe_lora_rank(&m->lora, MOE_ADAPTER_EXPERTS, i);
 	l->experts->G = (a->n_experts - 1) / m->group_size + 1;

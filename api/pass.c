@@ -214,6 +214,24 @@ static bool in_range(double v, double low, double high)
 	return v >= low && v < high; /* false for NaN */
 }
 
+enum moe_status moe_check_glu(float limit, float alpha, float shift)
+{
+	if (limit != 0 && !(limit >= 1e-6f && limit <= 1e6f))
+		return moe_fail(MOE_ERR_ARG, "swiglu_limit is %g; 0 (off) and 1e-6 to 1e6 are possible", (double)limit);
+	if (!(alpha >= 0 && alpha <= 1000))
+		return moe_fail(MOE_ERR_ARG, "swiglu_alpha is %g; 0 (1) to 1000 are possible", (double)alpha);
+	if (!(shift >= -1000 && shift <= 1000))
+		return moe_fail(MOE_ERR_ARG, "swiglu_shift is %g; -1000 to 1000 are possible", (double)shift);
+	return MOE_OK;
+}
+
+struct moe_glu moe_glu_of(float limit, float alpha, float shift)
+{
+	if (limit == 0 && (alpha == 0 || alpha == 1) && shift == 0)
+		return (struct moe_glu){ 0 };
+	return (struct moe_glu){ limit != 0 ? limit : INFINITY, alpha != 0 ? alpha : 1, shift };
+}
+
 enum moe_status moe_check_adamw(const struct moe_adamw_params *p)
 {
 	if (!p || p->struct_size < sizeof *p)

@@ -44,6 +44,9 @@ enum moe_status moe_copy_lora(struct moe_experts *l, enum moe_lora_array which, 
 enum moe_status moe_copy_base(const struct moe_experts *l, enum moe_expert_matrix which,
 			      enum moe_param_field f, const int64_t *map, const struct moe_array *dst,
 			      float scale);
+/* The params' swiglu_limit, swiglu_alpha and swiglu_shift. */
+enum moe_status moe_check_glu(float limit, float alpha, float shift);
+struct moe_glu moe_glu_of(float limit, float alpha, float shift);
 enum moe_status moe_check_adamw(const struct moe_adamw_params *p);
 /* steps: updates so far. */
 struct moe_adamw moe_adamw_of(const struct moe_adamw_params *p, int64_t steps);

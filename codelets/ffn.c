@@ -23,6 +23,29 @@ void moe_ffn_shape(const struct moe_ffn *f, int which, int64_t *n, int64_t *k)
 	*k = which == MOE_FFN_DOWN ? f->I : f->H;
 }
 
+void moe_ffn_hidden(const struct moe_ffn *f, const struct moe_ffn_state *s, int t0, int t1)
+{
+	const struct moe_kernels *k = moe_kernels();
+	int64_t n = (int64_t)(t1 - t0) * f->I, at = (int64_t)t0 * f->I;
+
+	if (moe_glu_plain(&f->glu))
+		k->swiglu(n, s->gate + at, s->up + at, s->h + at);
+	else
+		k->glu(&f->glu, n, s->gate + at, s->up + at, s->h + at);
+}
+
+void moe_ffn_hidden_bwd(const struct moe_ffn *f, const struct moe_ffn_state *s, int t0, int t1)
+{
+	const struct moe_kernels *k = moe_kernels();
+	int64_t n = (int64_t)(t1 - t0) * f->I, at = (int64_t)t0 * f->I;
+	float *dgate = s->dgate + at, *dup = s->dup + at;
+
+	if (moe_glu_plain(&f->glu))
+		k->swiglu_bwd(n, s->gate + at, s->up + at, dgate, dgate, dup);
+	else
+		k->glu_bwd(&f->glu, n, s->gate + at, s->up + at, dgate, dgate, dup);
+}
+
 bool moe_ffn_sigmoid_lora(const struct moe_ffn *f, float *out)
 {
 	const struct moe_matrix_lora *l = &f->lora[MOE_FFN_SIGMOID];

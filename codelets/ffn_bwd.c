@@ -72,11 +72,10 @@ static void run(const void *args, struct moe_worker *worker)
 	worker->rows = m;
 	moe_kernels()->linear_bwd(m, &f->down, a->residual + (size_t)a->t0 * (size_t)H, H,
 				  moe_ffn_lora(a, MOE_FFN_DOWN, a->t0, &lora), s->dgate + at, I, false, rest);
-	moe_kernels()->swiglu((int64_t)m * I, s->gate + at, s->up + at, s->h + at);
+	moe_ffn_hidden(f, s, a->t0, a->t1);
 	if (f->sigmoid_weight)
 		through_sigmoid(f, s, a->t0, a->t1);
-	moe_kernels()->swiglu_bwd((int64_t)m * I, s->gate + at, s->up + at, s->dgate + at, s->dgate + at,
-				  s->dup + at);
+	moe_ffn_hidden_bwd(f, s, a->t0, a->t1);
 	moe_kernels()->linear_bwd(m, &f->gate, s->dgate + at, I, moe_ffn_lora(a, MOE_FFN_GATE, a->t0, &lora), dx, H,
 				  false, rest);
 	moe_kernels()->linear_bwd(m, &f->up, s->dup + at, I, moe_ffn_lora(a, MOE_FFN_UP, a->t0, &lora), dx, H, true,

@@ -44,7 +44,7 @@ static void run(const void *args, struct moe_worker *worker)
 			      s->gate + at, f->I, worker->scratch);
 	moe_kernels()->linear(m, &f->up, 0, f->I, x, f->H, NULL, moe_ffn_lora(a, MOE_FFN_UP, a->t0, &lora),
 			      s->up + at, f->I, worker->scratch);
-	moe_kernels()->swiglu((int64_t)m * f->I, s->gate + at, s->up + at, s->h + at);
+	moe_ffn_hidden(f, s, a->t0, a->t1);
 	if (f->sigmoid_weight)
 		sigmoid_rows(a, worker->scratch);
 }

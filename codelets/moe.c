@@ -98,6 +98,7 @@ struct moe_expert moe_expert_of(const struct moe_experts *l, const struct moe_tr
 		.r = l->r,
 		.ra = l->ra,
 		.scale = l->scale,
+		.glu = l->glu,
 	};
 
 	if (copy)
@@ -294,14 +295,14 @@ void moe_experts_take_master(const struct moe_experts *l, enum moe_expert_matrix
 }
 
 void moe_experts_dequantise_master(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
-				   const struct moe_quantised *q)
+				   const struct moe_quantised *q, int64_t n0)
 {
 	for (int p = 0; p < l->P; p++) {
 		const struct moe_param *b = &l->part[p].base[which];
-		int64_t i0 = l->part[p].i0, n0 = which == MOE_DOWN ? 0 : i0, k0 = which == MOE_DOWN ? i0 : 0;
+		int64_t i0 = l->part[p].i0, row = which == MOE_DOWN ? 0 : i0, k0 = which == MOE_DOWN ? i0 : 0;
 
 		for (int64_t i = 0; i < b->rows; i++)
-			moe_dequantise_row(q, n0 + i, k0, b->cols, moe_piece(b->value, b, expert) + i * b->cols);
+			moe_dequantise_row(q, n0 + row + i, k0, b->cols, moe_piece(b->value, b, expert) + i * b->cols);
 	}
 }
 

@@ -86,6 +86,7 @@ struct moe_transposed {
 struct moe_experts {
 	int E, k, H, I, P, G, r, ra; /* ra = rows of a_gu: r with shared A, else 2r */
 	float scale;
+	struct moe_glu glu;
 	int *group_first; /* [G + 1] first expert of each group */
 	struct moe_experts_part part[MOE_MAX_LAYER_PARTS];
 	struct moe_transposed *transposed; /* kept in step with part[].gate, ...; NULL: none */
@@ -170,6 +171,7 @@ struct moe_matrix_lora {
 };
 
 struct moe_trained;
+struct moe_ffn_state;
 
 enum moe_ffn_matrix { MOE_FFN_GATE, MOE_FFN_UP, MOE_FFN_DOWN, MOE_FFN_SIGMOID, MOE_FFN_MATRICES };
 /* A layer's dense matrices in tags and lists: attention's projections, then those of its MLP. */
@@ -181,6 +183,7 @@ struct moe_ffn {
 	int H, I;
 	struct moe_weight gate, up, down; /* [I, H], [I, H], [H, I] */
 	float *sigmoid_weight;		  /* [H], a matrix [1, H], or NULL */
+	struct moe_glu glu;		  /* where it is not plain: what stands for silu(..) * (..) */
 	struct moe_matrix_lora lora[MOE_FFN_MATRICES];
 	float dropout; /* of LoRA's inputs, where a pass asks for it */
 	struct moe_trained *trained; /* [MOE_FFN_MATRICES] (codelets/trained.h), or NULL */
@@ -193,6 +196,9 @@ static inline bool moe_ffn_trains(const struct moe_ffn *f, int which)
 /* Any of its matrices has LoRA, or LoRA that is trained. */
 bool moe_ffn_adapted(const struct moe_ffn *f);
 bool moe_ffn_trained(const struct moe_ffn *f);
+/* h of rows t0..t1 from gate and up; and dgate and dup from dh, which lies where dgate will. */
+void moe_ffn_hidden(const struct moe_ffn *f, const struct moe_ffn_state *s, int t0, int t1);
+void moe_ffn_hidden_bwd(const struct moe_ffn *f, const struct moe_ffn_state *s, int t0, int t1);
 /* Rows and columns of a matrix, an enum moe_ffn_matrix. */
 void moe_ffn_shape(const struct moe_ffn *f, int which, int64_t *n, int64_t *k);
 /* What LoRA adds to the sigmoid gate's weight, into out [H]; false: it has none. */
@@ -260,11 +266,11 @@ void moe_experts_pack_part(const struct moe_experts *l, enum moe_expert_matrix w
 void moe_experts_pack_master(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
 			     int part);
 /* Trained quantised weights, in all parts: f32 masters of one expert's matrix from src, whole, contiguous, or from
- * quantised weights; codes from masters. */
+ * quantised weights, their rows from n0 on; codes from masters. */
 void moe_experts_take_master(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
 			     const void *src, enum moe_dtype dtype);
 void moe_experts_dequantise_master(const struct moe_experts *l, enum moe_expert_matrix which, int expert,
-				   const struct moe_quantised *q);
+				   const struct moe_quantised *q, int64_t n0);
 void moe_experts_requantise(const struct moe_experts *l, enum moe_expert_matrix which, int expert);
 /* One expert's matrix in its parts. */
 struct moe_coded_matrix;

@@ -7,7 +7,7 @@
 static void requantise(const struct moe_repack_args *a, enum moe_expert_matrix which, int e)
 {
 	if (a->coded[which])
-		moe_experts_dequantise_master(a->layer, which, e, &a->coded[which][e]);
+		moe_experts_dequantise_master(a->layer, which, e, &a->coded[which][e], a->first_row[which]);
 	else if (a->source[which])
 		moe_experts_take_master(a->layer, which, e, a->source[which][e], a->dtype);
 	moe_experts_requantise(a->layer, which, e);
@@ -24,8 +24,8 @@ static void run(const void *args, struct moe_worker *worker)
 			if (l->requantise)
 				requantise(a, (enum moe_expert_matrix)i, e);
 			else if (a->coded[i])
-				moe_experts_pack_coded(l, (enum moe_expert_matrix)i, e, a->part, &a->coded[i][e], 0,
-						       1);
+				moe_experts_pack_coded(l, (enum moe_expert_matrix)i, e, a->part, &a->coded[i][e],
+						       a->first_row[i], 1);
 			else if (a->source[i])
 				moe_experts_pack_part(l, (enum moe_expert_matrix)i, e, a->part,
 						      a->source[i][e], a->dtype);

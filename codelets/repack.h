@@ -18,7 +18,8 @@ struct moe_repack_args {
 	 * NULL: from the masters */
 	const void *const *source[MOE_EXPERT_MATRICES];
 	enum moe_dtype dtype;
-	const struct moe_quantised *coded[MOE_EXPERT_MATRICES]; /* or this: [E] quantised ones */
+	const struct moe_quantised *coded[MOE_EXPERT_MATRICES]; /* or this: [E] quantised ones, */
+	int64_t first_row[MOE_EXPERT_MATRICES]; /* from this row on */
 };
 
 extern struct moe_codelet moe_cl_repack;

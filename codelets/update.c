@@ -9,7 +9,7 @@
 
 /* of one call: what is updated is still in L1 (LoRA) or L2 when it is packed */
 #define UPDATE_ELEMENTS 8192
-#define UPDATE_BASE_ELEMENTS 65536
+#define UPDATE_BASE_ELEMENTS 32768
 
 /* About `elements` of rows of `cols`: whole panels, and whole blocks of weights that are quantised again (or NULL). */
 static int64_t run_rows(int64_t elements, int64_t cols, const struct moe_weight *coded)

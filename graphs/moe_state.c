@@ -338,6 +338,7 @@ enum moe_status moe_experts_alloc(struct moe_engine *e, const struct moe_experts
 	l->r = s->r;
 	l->ra = s->share_a ? s->r : 2 * s->r;
 	l->scale = s->scale;
+	l->glu = s->glu;
 	l->recompute = s->recompute;
 	l->requantise = requantise_of(s, l->P);
 	l->G = (s->E + size - 1) / size;

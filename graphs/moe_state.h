@@ -14,6 +14,7 @@
 struct moe_experts_shape {
 	int E, k, H, I, r, group_size; /* group_size: experts per group */
 	float scale;		       /* of LoRA: alpha / r */
+	struct moe_glu glu;
 	bool share_a;		       /* gate and up share A */
 	bool trainable;		       /* gradients and moments for LoRA */
 	bool base_grads;	       /* gradients of base and router weights */

@@ -299,6 +299,13 @@ struct moe_block_params {
 	 */
 	const char *weight_format;
 	int weight_group;
+	/*
+	 * What is between gate and up of experts and shared experts: h = (u + shift) g sigmoid(alpha g) with g = min(gate,
+	 * limit) and u = up cut to -limit..limit, LoRA's shares included. Where a value was cut its gradient is 0; a value
+	 * that is the limit passes. limit: 0 (nothing is cut) or 1e-6 to 1e6; alpha: 0 (1) to 1000; shift: -1000 to 1000.
+	 * All 0: h = silu(gate) up. DeepSeek-V4: its swiglu_limit alone; gpt-oss: 7, 1.702, 1.
+	 */
+	float swiglu_limit, swiglu_alpha, swiglu_shift;
 };
 
 struct moe_block_info {
@@ -441,6 +448,7 @@ struct moe_experts_params {
 	 * NULL: plain ones.
 	 */
 	const char *weight_format;
+	float swiglu_limit, swiglu_alpha, swiglu_shift; /* as in struct moe_block_params */
 };
 
 struct moe_experts_info {
@@ -474,7 +482,7 @@ MOE_API enum moe_status moe_experts_load(struct moe_expert_layer *layer, const s
  * The same of quantised weights, as checkpoints of weight_format store them (codes, scales, zeros; any size, ragged
  * last blocks too). n 0: each of gate, up and down is one, experts first; n = experts: arrays of so many single
  * matrices. With train_base masters are the dequantised weights. Into an object with a weight_format,
- * moe_experts_load quantises floats, and moe_experts_load_file reads quantised tensors of single experts.
+ * moe_experts_load quantises floats.
  * MOE_ERR_FORMAT says which tensor of which expert should be what.
  */
 MOE_API enum moe_status moe_experts_load_quantised(struct moe_expert_layer *layer,
@@ -483,9 +491,10 @@ MOE_API enum moe_status moe_experts_load_quantised(struct moe_expert_layer *laye
 						   const struct moe_quantised_arrays *down, int64_t n,
 						   const int64_t *map, int64_t n_map);
 /*
- * The same from safetensors: a file or a checkpoint directory. prefix: of the layer's tensors, NULL:
+ * The same from safetensors (a file or a checkpoint directory), a GGUF file or a folder of kt-kernel's. prefix: of the layer's tensors, NULL:
  * "model.layers.<layer>". Per expert (mlp.experts.E.gate_proj.weight, block_sparse_moe.experts.E.w1.weight, ...)
- * or fused (mlp.experts.gate_up_proj). Of every expert exactly the shape above.
+ * or fused (mlp.experts.gate_up_proj); quantised ones into an object of their weight_format. Of every expert exactly
+ * the shape above.
  */
 MOE_API enum moe_status moe_experts_load_file(struct moe_expert_layer *layer, const char *path,
 					      const char *prefix, const int64_t *map, int64_t n_map);
@@ -654,7 +663,7 @@ MOE_API enum moe_status moe_experts_checkpoint_begin(struct moe_expert_layer *la
 /* Copies out [T, H] in. Poisons where one is cached already, or the array is refused. */
 MOE_API enum moe_status moe_experts_checkpoint_put(struct moe_expert_layer *layer,
 						   const struct moe_array *out);
-/* Copies out again; another T poisons. It stays cached. */
+/* Copies out again; another T, or an array that is refused, poisons. It stays cached. */
 MOE_API enum moe_status moe_experts_checkpoint_get(struct moe_expert_layer *layer,
 						   const struct moe_array *out);
 MOE_API enum moe_status moe_experts_checkpoint_poison(struct moe_expert_layer *layer, const char *why);
@@ -862,8 +871,8 @@ struct moe_trainer_params {
 	int64_t max_steps; /* 0: by epochs */
 	int keep_order;	   /* packs in file order instead of shuffled by seed and epoch */
 	uint64_t seed;
-	int logging_steps, eval_steps, save_steps,
-		save_total_limit; /* 0: 1, each epoch, never, 2 */
+	/* 0: 1, each epoch, never, 2; eval_steps -1: no evaluation at all, save_steps -1: each epoch */
+	int logging_steps, eval_steps, save_steps, save_total_limit;
 	double max_hours;	  /* 0: no limit */
 	int skip_non_finite;	  /* skip the update instead of stopping with MOE_ERR_DIVERGED */
 	/* a checkpoint or a line of the log that cannot be written is a warning; the results at the end are not */
@@ -874,6 +883,10 @@ struct moe_trainer_params {
 	 */
 	int load_best;
 	int sequential;		  /* wait for each micro-batch and each step before submitting what comes next */
+	int save_best;	   /* a checkpoint of each evaluation that is the best so far, as with load_best */
+	int log_first;	   /* step 1 is logged whatever logging_steps */
+	int eval_at_start; /* evaluated before the first step too: logged as step 0, never the best */
+	double eval_delay; /* no evaluation before so many steps, or epochs where eval_steps is 0; the last is done */
 };
 
 enum moe_train_event_type { MOE_TRAIN_STEP, MOE_TRAIN_EVAL, MOE_TRAIN_SAVED, MOE_TRAIN_WARNING };
@@ -1043,7 +1056,7 @@ MOE_API enum moe_status moe_convert_adapter(const struct moe_convert_params *par
 struct moe_convert_model_params {
 	size_t struct_size;
 	const char *in, *out;	 /* folders, in also a GGUF file; out must not exist, or be empty */
-	/* "int8", "int4", "fp8", "mxfp4", "gptq", "awq", "bf16", "f16", "f32"; of GGUF also "nearest" */
+	/* "int8", "int4", "fp8", "mxfp4", "gptq", "awq", "bf16", "f16", "f32"; of GGUF and kt_weights also "nearest" */
 	const char *weights;
 	const char *layers;	 /* what is quantised: "experts", "linear" (all projections); NULL: what
 				    checkpoints of the format have (fp8: linear, others: experts) */
@@ -1051,6 +1064,7 @@ struct moe_convert_model_params {
 	int threads;		 /* 0: all CPUs that the process may use */
 	moe_work_fn progress;
 	void *user;
+	const char *kt_weights; /* folder of kt-kernel's INT8 or INT4 files: its experts are converted, not in's; or NULL */
 };
 struct moe_convert_model_result {
 	size_t struct_size;

@@ -56,6 +56,7 @@ struct moe_arch {
 	/* Mixture-of-experts layers, all alike; n_experts 0 if there are none. */
 	int n_experts, top_k;
 	int64_t moe_intermediate;
+	double swiglu_limit; /* of experts and dense MLPs: gate at most, |up| at most this; 0: none */
 	bool gate_up_alternate; /* fused tensors: row 2 i is gate's row i, row 2 i + 1 up's (gpt-oss) */
 	const char *router;	     /* a name of codelets/routers/: "softmax_topk" */
 	bool norm_topk_prob;	     /* the k weights are divided by their sum */

@@ -228,6 +228,15 @@ static enum moe_status check_quantisation(const cJSON *config)
 				  method, (long long)bits);
 }
 
+/* 0: none; the range is that of struct moe_block_params */
+static enum moe_status read_swiglu_limit(const cJSON *config, struct moe_arch *arch)
+{
+	MOE_TRY(moe_json_opt_real(config, "swiglu_limit", &arch->swiglu_limit));
+	if (arch->swiglu_limit != 0 && !(arch->swiglu_limit >= 1e-6 && arch->swiglu_limit <= 1e6))
+		return moe_fail(MOE_ERR_FORMAT, "swiglu_limit is %g, must be 0 or in [1e-6, 1e6]", arch->swiglu_limit);
+	return MOE_OK;
+}
+
 enum moe_status moe_arch_read_common(const cJSON *config, double default_theta,
 				     struct moe_arch *arch)
 {
@@ -240,6 +249,7 @@ enum moe_status moe_arch_read_common(const cJSON *config, double default_theta,
 				"hidden_act '%.64s' is not implemented "
 				"(known: silu)",
 				act);
+	MOE_TRY(read_swiglu_limit(config, arch));
 	MOE_TRY(check_quantisation(config));
 	return read_rope(config, default_theta, arch);
 }

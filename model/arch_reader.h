@@ -33,7 +33,7 @@ extern const struct moe_arch_reader *const moe_arch_reader_list[];
 /*
  * The keys that every Llama-like config.json has: vocab_size, hidden_size, num_hidden_layers,
  * num_attention_heads, num_key_value_heads, head_dim, intermediate_size, rms_norm_eps,
- * max_position_embeddings, tie_word_embeddings, hidden_act, token ids and rotary embedding
+ * max_position_embeddings, tie_word_embeddings, hidden_act, swiglu_limit, token ids and rotary embedding
  * (rope_parameters, or rope_theta with rope_scaling; default_theta if neither gives one).
  */
 enum moe_status moe_arch_read_common(const cJSON *config, double default_theta,

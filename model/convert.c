@@ -3,11 +3,14 @@
 #include "model/convert_config.h"
 #include "model/convert_folder.h"
 #include "model/convert_work.h"
+#include "model/kt_experts.h"
 #include "model/readers/gguf.h"
+#include "model/readers/kt.h"
 
 #include <math.h>
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #define INDEX_NAME "model.safetensors.index.json"
 #define SUMS_NAME "SHA256SUMS"
@@ -19,6 +22,7 @@ struct convert {
 	struct moe_convert_run run;
 	cJSON *config;
 	int resumed;
+	char *kt; /* what its experts come from; NULL: from in */
 	bool opened, gguf;
 };
 
@@ -36,8 +40,6 @@ static enum moe_status check_paths(struct convert *c)
 	const struct moe_convert_model_params *p = c->p;
 
 	c->gguf = moe_gguf_is(p->in);
-	if (c->plan.target.nearest && !c->gguf)
-		return moe_fail(MOE_ERR_ARG, "%s: weights \"nearest\" are for GGUF files", p->in);
 	if (c->gguf)
 		return MOE_OK;
 	if (!moe_path_is_dir(p->in))
@@ -46,6 +48,63 @@ static enum moe_status check_paths(struct convert *c)
 		return moe_fail(MOE_ERR_ARG, "%s: lies in the input's folder, which is only read",
 				p->out);
 	return MOE_OK;
+}
+
+/* kt's experts in place of the model's. */
+static enum moe_status put_experts(struct convert *c, struct moe_safetensors *st)
+{
+	struct moe_arch *arch = moe_calloc(1, sizeof *arch);
+	enum moe_status status = arch ? moe_arch_load(c->p->in, arch) : moe_fail(MOE_ERR_NOMEM, "out of memory");
+	char *real = realpath(c->p->kt_weights, NULL);
+	uint64_t stamp = 0;
+
+	if (status == MOE_OK)
+		status = moe_kt_put_experts(st, c->p->kt_weights, arch, &stamp);
+	if (status == MOE_OK) {
+		c->kt = moe_format("experts of %s, %016llx", real ? real : c->p->kt_weights, (unsigned long long)stamp);
+		status = c->kt ? MOE_OK : moe_fail(MOE_ERR_NOMEM, "out of memory");
+	}
+	free(real);
+	moe_free(arch);
+	return status;
+}
+
+/* Codes in a way of a file's own are what "nearest" is about. */
+static enum moe_status check_nearest(const struct convert *c, const struct moe_safetensors *st)
+{
+	for (size_t i = 0; i < moe_safetensors_count(st); i++)
+		if (moe_safetensors_at(st, i)->codes)
+			return MOE_OK;
+	return !c->plan.target.nearest || c->gguf
+		       ? MOE_OK
+		       : moe_fail(MOE_ERR_ARG, "%s: weights \"nearest\" are for GGUF and kt's files", c->p->in);
+}
+
+static bool experts_alone(const struct moe_safetensors *st)
+{
+	for (size_t i = 0; i < moe_safetensors_count(st); i++)
+		if (!moe_safetensors_at(st, i)->stored)
+			return false;
+	return moe_safetensors_count(st) > 0;
+}
+
+static enum moe_status open_input(struct convert *c, struct moe_safetensors **st)
+{
+	enum moe_status status = MOE_OK;
+
+	MOE_TRY(moe_safetensors_open(c->p->in, st));
+	if (experts_alone(*st))
+		status = moe_fail(MOE_ERR_ARG,
+				  "%s: a folder of kt's files has no model in it: give the model as IN, and this folder as "
+				  "kt_weights (--kt-weights)",
+				  c->p->in);
+	if (status == MOE_OK && c->p->kt_weights)
+		status = put_experts(c, *st);
+	if (status == MOE_OK)
+		status = check_nearest(c, *st);
+	if (status != MOE_OK)
+		moe_safetensors_close(*st);
+	return status;
 }
 
 static enum moe_status read_config(struct convert *c)
@@ -78,7 +137,7 @@ static enum moe_status make_plan(struct convert *c)
 	MOE_TRY(moe_convert_target_find(c->p->weights, c->p->layers, &c->plan.target));
 	MOE_TRY(check_paths(c));
 	MOE_TRY(read_config(c));
-	MOE_TRY(moe_safetensors_open(c->p->in, &st));
+	MOE_TRY(open_input(c, &st));
 	MOE_TRY(moe_convert_plan_make(&c->plan, st, c->p->max_shard_bytes));
 	if (c->plan.n_sources)
 		return MOE_OK;
@@ -145,9 +204,12 @@ static bool is_ours(const char *path, void *user)
 	static const char *const names[] = { "config.json", INDEX_NAME, SUMS_NAME };
 	const struct convert *c = user;
 	const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+	int layer;
 
 	if (c->gguf)
 		return !is_tokenizer(name);
+	if (sscanf(name, "_layer_%d", &layer) == 1)
+		return true; /* kt's */
 	for (int i = 0; i < moe_safetensors_file_count(c->plan.st); i++)
 		if (!strcmp(moe_safetensors_file_path(c->plan.st, i), path))
 			return true;
@@ -294,7 +356,7 @@ enum moe_status moe_convert_model_run(const struct moe_convert_model_params *p,
 					  .progress = p->progress,
 					  .user = p->user };
 	if (status == MOE_OK) {
-		status = moe_convert_folder_open(p, note, &c.plan, &c.folder);
+		status = moe_convert_folder_open(p, c.kt ? c.kt : note, &c.plan, &c.folder);
 		c.opened = status == MOE_OK;
 	}
 	if (status == MOE_OK)
@@ -306,5 +368,6 @@ enum moe_status moe_convert_model_run(const struct moe_convert_model_params *p,
 	moe_convert_folder_close(&c.folder, c.opened ? any_done(&c) : !c.folder.fresh);
 	moe_convert_plan_free(&c.plan);
 	cJSON_Delete(c.config);
+	moe_free(c.kt);
 	return status;
 }

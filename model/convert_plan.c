@@ -312,7 +312,7 @@ static enum moe_status make(struct moe_convert_plan *p, bool *used)
 	for (size_t i = 0; i < p->n_sources; i++)
 		MOE_TRY(make_pieces(p, i));
 	for (size_t i = 0; i < count; i++) {
-		p->bytes_in += (int64_t)moe_safetensors_at(p->st, i)->bytes;
+		p->bytes_in += moe_st_tensor_bytes(moe_safetensors_at(p->st, i));
 		if (!used[i])
 			MOE_TRY(add_copy(p, moe_safetensors_at(p->st, i)));
 	}

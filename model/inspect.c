@@ -3,6 +3,7 @@
 #include "engine/trace_read.h"
 #include "model/file.h"
 #include "model/readers/gguf.h"
+#include "model/readers/kt.h"
 #include "model/readers/safetensors.h"
 #include "model/state.h"
 #include "model/tokens.h"
@@ -24,7 +25,7 @@ bool moe_inspect_dtypes(const struct moe_safetensors *st, cJSON *o)
 	bool good;
 
 	for (size_t i = 0; i < moe_safetensors_count(st); i++)
-		bytes += (int64_t)moe_safetensors_at(st, i)->bytes;
+		bytes += moe_st_tensor_bytes(moe_safetensors_at(st, i));
 	good = moe_inspect_number(o, "files", moe_safetensors_file_count(st)) &&
 	       moe_inspect_number(o, "tensors", (int64_t)moe_safetensors_count(st)) &&
 	       moe_inspect_number(o, "bytes", bytes);
@@ -34,9 +35,9 @@ bool moe_inspect_dtypes(const struct moe_safetensors *st, cJSON *o)
 		cJSON *known = cJSON_GetObjectItemCaseSensitive(dtypes, t->dtype_text);
 
 		if (known)
-			cJSON_SetNumberValue(known, known->valuedouble + (double)t->bytes);
+			cJSON_SetNumberValue(known, known->valuedouble + (double)moe_st_tensor_bytes(t));
 		else
-			good = moe_inspect_number(dtypes, t->dtype_text, (int64_t)t->bytes);
+			good = moe_inspect_number(dtypes, t->dtype_text, moe_st_tensor_bytes(t));
 	}
 	return good && dtypes;
 }
@@ -51,7 +52,7 @@ static bool add_tensor(cJSON *list, const struct moe_st_tensor *t)
 	       cJSON_AddStringToObject(o, "shape",
 				       moe_shape_text(MOE_MIN(t->ndim, MOE_MAX_NDIM), t->shape,
 						      shape, sizeof shape)) &&
-	       moe_inspect_number(o, "bytes", (int64_t)t->bytes);
+	       moe_inspect_number(o, "bytes", moe_st_tensor_bytes(t));
 }
 
 enum moe_status moe_inspect_tensors(const char *path, cJSON *o)
@@ -215,6 +216,8 @@ static const struct kind folders[] = {
 
 static enum moe_status kind_of_folder(const char *path, const struct kind **out)
 {
+	static const struct kind kt = { "tensors", NULL, moe_inspect_tensors };
+
 	for (size_t i = 0; i < MOE_COUNT(folders); i++) {
 		char *file = moe_path_join(path, folders[i].file);
 		bool there = file && moe_path_exists(file);
@@ -226,6 +229,9 @@ static enum moe_status kind_of_folder(const char *path, const struct kind **out)
 		if (there)
 			return MOE_OK;
 	}
+	*out = &kt;
+	if (moe_kt_is(path))
+		return MOE_OK;
 	return moe_fail(
 		MOE_ERR_FORMAT,
 		"%s: no model (config.json), adapter (adapter_config.json) or training state "

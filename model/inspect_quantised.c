@@ -171,16 +171,17 @@ static enum moe_status count(struct view *v, const struct moe_convert_source *s)
 
 	k->matrices += matrices;
 	k->weights += matrices * s->n * s->k;
-	k->bytes += (int64_t)(s->coded.codes->bytes +
-			      (s->coded.scale != s->coded.codes ? s->coded.scale->bytes : 0) +
-			      (s->coded.zero ? s->coded.zero->bytes : 0));
+	k->bytes += moe_st_tensor_bytes(s->coded.codes) +
+		    (s->coded.scale != s->coded.codes ? (int64_t)s->coded.scale->bytes : 0) +
+		    (s->coded.zero ? (int64_t)s->coded.zero->bytes : 0);
 	if (!v->values)
 		return MOE_OK;
 	x = moe_alloc((size_t)s->k * 2, sizeof *x);
 	if (!x)
 		return moe_fail(MOE_ERR_NOMEM, "out of memory");
 	add_values(v, k, s, x);
-	moe_mapping_forget(s->coded.codes->data, s->coded.codes->bytes);
+	if (!s->coded.codes->stored) /* a mapping */
+		moe_mapping_forget(s->coded.codes->data, s->coded.codes->bytes);
 	moe_free(x);
 	return MOE_OK;
 }

@@ -6,8 +6,10 @@
 #include "model/arch.h"
 #include "model/readers/safetensors.h"
 
-/* All MoE layers' experts of st become those in dir (model/readers/kt.h). */
-enum moe_status moe_kt_put_experts(struct moe_safetensors *st, const char *dir,
-				   const struct moe_arch *arch);
+/*
+ * All MoE layers' experts of st become those in dir (model/readers/kt.h). *stamp (or NULL): changes with sizes and
+ * times of the files.
+ */
+enum moe_status moe_kt_put_experts(struct moe_safetensors *st, const char *dir, struct moe_arch *arch, uint64_t *stamp);
 
 #endif

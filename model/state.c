@@ -277,6 +277,44 @@ static enum moe_status remove_step(const char *output, int64_t step)
 	return status;
 }
 
+enum moe_status moe_state_drop_after(const char *output, int64_t step)
+{
+	enum moe_status status = MOE_OK;
+	struct step_list list;
+
+	MOE_TRY(list_steps(output, &list));
+	for (size_t i = 0; i < list.count && status == MOE_OK; i++)
+		if (list.steps[i] > step)
+			status = remove_step(output, list.steps[i]);
+	moe_free(list.steps);
+	return status;
+}
+
+static bool skip_nothing(const char *path, void *user)
+{
+	(void)path;
+	(void)user;
+	return false;
+}
+
+enum moe_status moe_state_bytes(const char *output, int64_t *bytes)
+{
+	const struct moe_folder_copy all = { .skip = skip_nothing };
+	enum moe_status status = MOE_OK;
+	struct step_list list;
+
+	*bytes = 0;
+	MOE_TRY(list_steps(output, &list));
+	for (size_t i = 0; i < list.count && status == MOE_OK; i++) {
+		char *dir = moe_format("%s/" PREFIX "%lld", output, (long long)list.steps[i]);
+
+		status = dir ? moe_folder_bytes(&all, dir, bytes) : no_memory(output);
+		moe_free(dir);
+	}
+	moe_free(list.steps);
+	return status;
+}
+
 enum moe_status moe_state_prune(const char *output, int keep, int64_t best)
 {
 	enum moe_status status = MOE_OK;

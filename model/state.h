@@ -51,6 +51,10 @@ enum moe_status moe_state_clean(const char *output);
  * those that stay, and so is the newest, with keep 1 too.
  */
 enum moe_status moe_state_prune(const char *output, int keep, int64_t best);
+/* Removes the checkpoints beyond a step: of a run that is begun anew, or gone on from an earlier step, they are another's. */
+enum moe_status moe_state_drop_after(const char *output, int64_t step);
+/* Bytes of all checkpoints. */
+enum moe_status moe_state_bytes(const char *output, int64_t *bytes);
 
 enum moe_scalar_kind { MOE_SCALAR_INT, MOE_SCALAR_REAL, MOE_SCALAR_TEXT };
 struct moe_scalar {

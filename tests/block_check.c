@@ -160,6 +160,9 @@ struct moe_block_params block_params_of(const struct block_case *c)
 		.lora_rank = c->r,
 		.lora_alpha = 1.5f * (float)c->r,
 		.lora_share_a = c->share_a,
+		.swiglu_limit = c->limit,
+		.swiglu_alpha = c->alpha,
+		.swiglu_shift = c->shift,
 		.base_gradients = c->base_grads,
 		.weight_dtype = MOE_F32,
 		.expected_tokens = c->T,
@@ -323,7 +326,7 @@ static double sigmoid(double x)
 /* One expert (index e) or the shared one (e < 0) on one row. */
 struct swiglu {
 	int H, I, r;
-	double s;
+	double s, limit, alpha, shift, nearest;
 	const float *w[3], *a[3], *b[3]; /* gate, up, down */
 	double *gw[3], *ga[3], *gb[3];
 	double *gate, *up, *h, *y, *u[3], *dh, *dgate, *dup, *du[3];
@@ -358,12 +361,16 @@ static void linear_bwd(const struct swiglu *m, int i, int n, int k, const double
 	outer(m->r, k, m->du[i], x, 1, m->ga[i]);
 }
 
-static void swiglu_forward(const struct swiglu *m, const double *x)
+static void swiglu_forward(struct swiglu *m, const double *x)
 {
 	linear(m, 0, m->I, m->H, x, m->gate);
 	linear(m, 1, m->I, m->H, x, m->up);
-	for (int i = 0; i < m->I; i++)
-		m->h[i] = m->gate[i] * sigmoid(m->gate[i]) * m->up[i];
+	for (int i = 0; i < m->I; i++) {
+		double g = fmin(m->gate[i], m->limit), u = fmax(fmin(m->up[i], m->limit), -m->limit);
+
+		m->h[i] = (u + m->shift) * g * sigmoid(m->alpha * g);
+		m->nearest = fmin(m->nearest, fmin(fabs(m->gate[i] - m->limit), fabs(fabs(m->up[i]) - m->limit)));
+	}
 	linear(m, 2, m->H, m->I, m->h, m->y);
 }
 
@@ -372,10 +379,11 @@ static void swiglu_backward(const struct swiglu *m, const double *x, const doubl
 	memset(m->dh, 0, (size_t)m->I * sizeof(double));
 	linear_bwd(m, 2, m->H, m->I, m->h, dy, m->dh);
 	for (int i = 0; i < m->I; i++) {
-		double g = m->gate[i], q = sigmoid(g);
+		double g = fmin(m->gate[i], m->limit), u = fmax(fmin(m->up[i], m->limit), -m->limit);
+		double q = sigmoid(m->alpha * g);
 
-		m->dgate[i] = m->dh[i] * m->up[i] * q * (1 + g * (1 - q));
-		m->dup[i] = m->dh[i] * g * q;
+		m->dgate[i] = m->gate[i] > m->limit ? 0 : m->dh[i] * (u + m->shift) * q * (1 + m->alpha * g * (1 - q));
+		m->dup[i] = fabs(m->up[i]) > m->limit ? 0 : m->dh[i] * g * q;
 	}
 	linear_bwd(m, 0, m->I, m->H, x, m->dgate, dx);
 	linear_bwd(m, 1, m->I, m->H, x, m->dup, dx);
@@ -386,11 +394,17 @@ static double *zeros(int64_t n)
 	return calloc((size_t)n + 1, sizeof(double));
 }
 
-static void swiglu_alloc(struct swiglu *m, int H, int I, int r)
+static void swiglu_alloc(struct swiglu *m, const struct block_case *c, int I, int r)
 {
+	int H = c->H;
+
 	m->H = H;
 	m->I = I;
 	m->r = r;
+	m->limit = c->limit != 0 ? (double)c->limit : INFINITY;
+	m->alpha = c->alpha != 0 ? (double)c->alpha : 1;
+	m->shift = (double)c->shift;
+	m->nearest = INFINITY;
 	m->gate = zeros(I), m->up = zeros(I), m->h = zeros(I), m->y = zeros(H);
 	m->dh = zeros(I), m->dgate = zeros(I), m->dup = zeros(I);
 	for (int i = 0; i < 3; i++)
@@ -575,8 +589,8 @@ void block_reference(struct block_reference *r, const struct block_data *d, cons
 	double *p = zeros((int64_t)c->T * c->E), *lse = zeros(c->T);
 
 	reference_alloc(r, d);
-	swiglu_alloc(&m, c->H, c->I, c->r);
-	swiglu_alloc(&shared, c->H, c->shared, 0);
+	swiglu_alloc(&m, c, c->I, c->r);
+	swiglu_alloc(&shared, c, c->shared, 0);
 	for (int64_t i = 0; i < n; i++)
 		x[i] = d->x[i], dy[i] = d->grad_out[i];
 	for (int i = 0; i < c->T * c->k; i++)
@@ -605,9 +619,44 @@ void block_reference(struct block_reference *r, const struct block_data *d, cons
 	if (c->share_a && c->r) /* both names are one array */
 		memcpy(r->grad[MOE_BLOCK_UP_LORA_A], r->grad[MOE_BLOCK_GATE_LORA_A],
 		       (size_t)d->n[MOE_BLOCK_UP_LORA_A] * sizeof(double));
+	r->nearest = fmin(m.nearest, shared.nearest);
 	swiglu_free(&m);
 	swiglu_free(&shared);
 	free(x), free(dy), free(w), free(p), free(lse);
+}
+
+void block_second(struct block_data *d)
+{
+	for (int i = 0; i < d->c.T * d->c.H; i++)
+		d->x[i] *= i % 3 ? 0.5f : -1, d->grad_out[i] *= -0.5f;
+}
+
+void block_settle_limit(struct block_data *d)
+{
+	size_t bytes = (size_t)(d->c.T * d->c.H) * sizeof(float);
+	float *x = d->x, *second = malloc(bytes + 1), *grad_out = d->grad_out;
+	double nearest;
+
+	memcpy(second, x, bytes);
+	d->x = second;
+	d->grad_out = calloc(bytes + 1, 1);
+	block_second(d);
+	free(d->grad_out);
+	d->grad_out = grad_out;
+	do {
+		struct block_reference r = { 0 };
+
+		d->c.limit *= 1.001f;
+		block_reference(&r, d, d->ids);
+		nearest = r.nearest;
+		d->x = x;
+		block_reference(&r, d, d->ids);
+		nearest = fmin(nearest, r.nearest);
+		d->x = second;
+		block_reference_free(&r);
+	} while (nearest < 1e-5);
+	d->x = x;
+	free(second);
 }
 
 void block_reference_free(struct block_reference *r)

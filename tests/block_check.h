@@ -10,6 +10,7 @@ struct block_case {
 	int E, k, H, I, T, r, shared; /* shared: intermediate of the shared expert */
 	bool share_a, sigmoid, router, normalise, base_grads;
 	float aux, z;
+	float limit, alpha, shift; /* of SwiGLU: see struct moe_block_params */
 	int group_size, slices_i, slices_h;
 	const char *backward; /* weights of the backward; NULL: the block's choice */
 	int routing; /* caller's ids: 0 distinct, 1 all to one expert, 2 with -1 and duplicates, and
@@ -60,10 +61,18 @@ struct block_reference {
 	double *out, *grad_x, *grad_weights, *grad_logits; /* [T, H], [T, H], [T, k], [T, E] */
 	double *grad[BLOCK_WEIGHTS];
 	double aux, z;
+	double nearest; /* of the last call: least distance of a value from where SwiGLU cuts it */
 };
 /* ids: those that the block chose, or the caller's; NULL fields of *r are allocated. Gradients are
  * added to those of earlier calls. */
 void block_reference(struct block_reference *r, const struct block_data *d, const int32_t *ids);
+/*
+ * The limit, which it moves up a little where a value is so near to it that rounding decides about its gradient: in
+ * the first call and after block_second. Only with the caller's ids, before the block is made.
+ */
+void block_settle_limit(struct block_data *d);
+/* Other inputs for a second call, which need no more rounding. */
+void block_second(struct block_data *d);
 void block_reference_free(struct block_reference *r);
 
 /* ||got - want|| / ||want||; the plain difference where want is 0. */

@@ -35,6 +35,8 @@ struct fixture {
 	double scaling, alpha, lr, beta1, beta2, eps, weight_decay;
 	const char *format; /* of quantised weights, or NULL */
 	bool normalise, experts_only, tie, base_grads, train, peft, lora;
+	double swiglu_limit;
+	double router_scale; /* of a router that is not in this build: the file's ids and weights are given; else 0 */
 	bool full_ft;	     /* training moves base and router weights, without LoRA */
 	double largest_grad; /* norm, for references that are zero */
 	struct moe_block *block;
@@ -76,5 +78,8 @@ void fixture_set_weights(struct fixture *g);
 /* PEFT's B [out, r E], expert fastest, rows out0.. -> kt's [E, rows, r]; back: the other way. */
 void fixture_peft_b(const double *file, double *kt, int64_t E, int64_t r, int64_t rows,
 		    int64_t out0, bool back);
+
+/* fixture_router.c, where router_scale is set: adds what grad_x has by way of the router. grad_weights [T, k] */
+void fixture_router_path(struct fixture *g, const double *grad_weights, double *grad_x);
 
 #endif

@@ -17,7 +17,7 @@ static bool starts(const char *s, const char *prefix)
 bool golden_kind_supported(const char *kind)
 {
 	return !strcmp(kind, "qwen3_moe") || !strcmp(kind, "qwen2_moe") || !strcmp(kind, "olmoe") ||
-	       !strcmp(kind, "mixtral");
+	       !strcmp(kind, "mixtral") || !strcmp(kind, "deepseek_v4");
 }
 
 /* out [T, H] as doubles; free it. */
@@ -152,7 +152,7 @@ static void check_base_grads(struct fixture *g)
 		const struct moe_st_tensor *t = fixture_find(g, list[i].key);
 		double *d;
 
-		if (!t)
+		if (!t || (g->experts_only && list[i].which == MOE_BLOCK_ROUTER)) /* fixture_router_path */
 			continue;
 		/* one token: softmax leaves the small difference of k nearly equal terms */
 		bool cancels = g->T == 1 && list[i].which == MOE_BLOCK_ROUTER;
@@ -252,6 +252,8 @@ static void check_forward_backward(struct fixture *g)
 		/* the sum may cancel: errors are in proportion to its terms */
 		fixture_compare(g, "loss_dot", &dot, 1,
 				3 * fixture_tolerance()->out * MOE_MAX(1, sqrt(terms) / fabs(dot)));
+		if (g->router_scale != 0)
+			fixture_router_path(g, gw, gx);
 		fixture_compare(g, "grad_x", gx, n, fixture_tolerance()->grad_x);
 		if (g->peft)
 			check_peft_grads(g);
@@ -331,6 +333,18 @@ static void compare_step(struct fixture *g, const char *name, const char *start,
 	free(ref), free(p0);
 }
 
+/*
+ * Of clamped files, rounding decides on which side of the limit an element within .01 of it lies: in exact arithmetic
+ * their gradients alone move the parameters of five steps by .09 to .13 of their way (a backward that does not clamp:
+ * by 1.3).
+ */
+static double step_tolerance(const struct fixture *g, int step)
+{
+	const struct tolerance *t = fixture_tolerance();
+
+	return step == 1 || (g->swiglu_limit != 0 && t == &fixture_rounded) ? t->first_step : t->step;
+}
+
 static void check_base_params(struct fixture *g, int step)
 {
 	static const char *const names[] = { "gate_proj", "up_proj", "down_proj", "router_weight" };
@@ -346,9 +360,7 @@ static void check_base_params(struct fixture *g, int step)
 			continue;
 		d = get(g, (enum moe_block_array)(MOE_BLOCK_GATE_PROJ + i), false, t->ndim,
 			t->shape);
-		compare_step(g, name, names[i], d, fixture_count(t),
-			     step == 1 ? fixture_tolerance()->first_step
-				       : fixture_tolerance()->step);
+		compare_step(g, name, names[i], d, fixture_count(t), step_tolerance(g, step));
 		free(d);
 	}
 }
@@ -365,8 +377,7 @@ static void check_params(struct fixture *g, int step)
 		lora_shape(g, i, s);
 		d = get(g, (enum moe_block_array)(MOE_BLOCK_GATE_LORA_A + i), false, 3, s);
 		compare_step(g, name, fixture_lora_names[i], d, moe_shape_count(3, s),
-			     step == 1 ? fixture_tolerance()->first_step
-				       : fixture_tolerance()->step);
+			     step_tolerance(g, step));
 		free(d);
 	}
 }

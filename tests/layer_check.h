@@ -41,6 +41,9 @@ static inline struct moe_experts_params layer_params(const struct block_case *c)
 		.slices_i = c->slices_i,
 		.slices_h = c->slices_h,
 		.backward_weights = c->backward,
+		.swiglu_limit = c->limit,
+		.swiglu_alpha = c->alpha,
+		.swiglu_shift = c->shift,
 	};
 }
 

@@ -349,8 +349,12 @@ static inline void ref_ffn(const struct ref_model *m, int l, const enum moe_role
 
 		ref_linear_one(n, k, from[j] ? from[j] : x, ref_get(m, role[j], l, e), NULL, r,
 			       e < 0 ? lo->scale[dense] : m->expert_scale, a, b, to[j]);
-		for (int64_t i = 0; j == 1 && i < I; i++)
-			g[i] = g[i] / (1 + exp(-g[i])) * u[i];
+		for (int64_t i = 0; j == 1 && i < I; i++) {
+			double limit = m->arch.swiglu_limit != 0 ? m->arch.swiglu_limit : INFINITY;
+
+			g[i] = fmin(g[i], limit);
+			g[i] = g[i] / (1 + exp(-g[i])) * fmax(fmin(u[i], limit), -limit);
+		}
 	}
 	for (int64_t i = 0; i < H; i++)
 		y[i] += weight * out[i];

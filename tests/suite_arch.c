@@ -179,6 +179,8 @@ static void test_refusals(void)
 		{ "{\"mlp_only_layers\":3," BASE QWEN3 END, MOE_ERR_FORMAT, "mlp_only_layers" },
 		{ "{\"norm_topk_prob\":1," BASE QWEN3 END, MOE_ERR_FORMAT, "norm_topk_prob" },
 		{ "{\"hidden_act\":\"gelu\"," BASE QWEN3 END, MOE_ERR_UNSUPPORTED, "hidden_act" },
+		{ "{\"swiglu_limit\":-1," BASE QWEN3 END, MOE_ERR_FORMAT, "swiglu_limit is -1" },
+		{ "{\"swiglu_limit\":\"7\"," BASE QWEN3 END, MOE_ERR_FORMAT, "swiglu_limit" },
 		{ "{\"eos_token_id\":100," BASE QWEN3 END, MOE_ERR_FORMAT, "eos_token_id" },
 		{ "{\"eos_token_id\":[0,1,2,3,4,5,6,7,8]," BASE QWEN3 END, MOE_ERR_UNSUPPORTED,
 		  "eos_token_id" },

@@ -92,13 +92,15 @@ static void against_reference(struct moe_engine *e, const struct block_case *c)
 	int32_t *ids;
 
 	block_data_make(&d, c);
-	b = block_make(e, c, &d, NULL);
+	if (c->limit != 0)
+		block_settle_limit(&d);
+	b = block_make(e, &d.c, &d, NULL);
 	ids = calloc((size_t)(c->T * c->k) + 1, sizeof *ids);
 	for (int micro = 0; b && micro < 2; micro++) {
 		struct moe_array a = matrix_of(ids, MOE_I32, c->T, c->k);
 
-		for (int i = 0; micro && i < c->T * c->H; i++) /* nothing to round, as before */
-			d.x[i] *= i % 3 ? 0.5f : -1, d.grad_out[i] *= -0.5f;
+		if (micro)
+			block_second(&d);
 		CHECK_OK(block_forward(b, &d, true, d.out));
 		CHECK_OK(moe_block_get(b, MOE_BLOCK_TOPK_IDS, &a));
 		if (!c->router)
@@ -216,6 +218,14 @@ static const struct {
 	    .normalise = true,
 	    .shared = 1,
 	    .base_grads = true } },
+	{ "clamped",
+	  { .E = 5, .k = 2, .H = 72, .I = 300, .T = 40, .shared = 40, .sigmoid = true,
+	    .base_grads = true, .limit = .4f } },
+	{ "clamped, another slope, a shift",
+	  { .E = 4, .k = 2, .H = 80, .I = 270, .T = 33, .base_grads = true, .limit = .3f, .alpha = 1.702f,
+	    .shift = 1 } },
+	{ "not clamped, another slope",
+	  { .E = 4, .k = 2, .H = 80, .I = 70, .T = 33, .r = 3, .alpha = .5f, .shift = -2, .slices_i = 2 } },
 	{ "forced slices, odd groups",
 	  { .E = 7,
 	    .k = 2,
@@ -714,6 +724,10 @@ static void bad_params(void)
 	BAD(p.lora_rank = -1, MOE_ERR_ARG, "negative");
 	BAD(p.shared_intermediate = -1, MOE_ERR_ARG, "negative");
 	BAD(p.slices_i = -1, MOE_ERR_ARG, "negative");
+	BAD(p.swiglu_limit = -1, MOE_ERR_ARG, "swiglu_limit is -1");
+	BAD(p.swiglu_limit = INFINITY, MOE_ERR_ARG, "swiglu_limit is inf");
+	BAD(p.swiglu_alpha = NAN, MOE_ERR_ARG, "swiglu_alpha");
+	BAD(p.swiglu_shift = 1e9f, MOE_ERR_ARG, "swiglu_shift");
 	BAD(p.weight_dtype = MOE_I8, MOE_ERR_ARG, "weight_dtype I8");
 	BAD(p.weight_dtype = (enum moe_dtype)77, MOE_ERR_ARG, "weight_dtype");
 	BAD((p.hidden = INT32_MAX, p.intermediate = INT32_MAX), MOE_ERR_NOFIT, "too large");

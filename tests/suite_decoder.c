@@ -70,7 +70,7 @@ static void find_data(struct ref_model *m, struct data *d)
 /* d(sum of losses)/d(*p); the routing does not change within the step */
 static double difference(struct ref_model *m, const struct data *d, struct ref_router_loss aux, double *p)
 {
-	double keep = *p, h = 1e-5, up, down;
+	double keep = *p, h = m->arch.swiglu_limit != 0 ? 1e-7 : 1e-5, up, down; /* few values pass a limit within h */
 
 	*p = keep + h;
 	up = reference(m, d, aux);
@@ -279,6 +279,18 @@ static void check_router_losses(const struct run *r, struct ref_model *ref, cons
 		CU_ASSERT_DOUBLE_EQUAL(got.z, want, tol * MOE_MAX(want, 1));
 }
 
+/* A limit cuts so much that the loss shows it. */
+static void check_limit(struct ref_model *ref, const struct data *d, double loss)
+{
+	double limit = ref->arch.swiglu_limit;
+
+	if (limit == 0)
+		return;
+	ref->arch.swiglu_limit = 0;
+	CU_ASSERT(fabs(reference(ref, d, no_router_loss) - loss) > 1e-4 * loss);
+	ref->arch.swiglu_limit = limit;
+}
+
 static void check_losses(struct moe_engine *e, const char *name, const char *config,
 			 const char *targets, int lowest, struct ref_router_loss coef)
 {
@@ -303,6 +315,7 @@ static void check_losses(struct moe_engine *e, const char *name, const char *con
 	for (int i = 0; i < 4; i++)
 		moe_model_batch_add(&r.batch[i / 2], d.ids[i], d.labels[i], length_of(i));
 	want = reference(&ref, &d, no_router_loss);
+	check_limit(&ref, &d, want);
 	got = step(&r, false) * trained(&r);
 	/* again: slots, rings and gradients are used a second time */
 	CU_ASSERT_EQUAL(step(&r, false) * trained(&r), got);
@@ -342,6 +355,22 @@ static void check_architectures(void)
 	check(e, "qwen3_moe", qwen3_moe, ALL, 0);
 	check(e, "olmoe", olmoe, ALL, 0);
 	check(e, "mixtral", mixtral, ALL, 0);
+	OK(moe_engine_close(e));
+}
+
+/* Experts, shared experts and a dense MLP, of a config that names swiglu_limit; packed tables: suite_golden */
+static void check_clamped(void)
+{
+	static const char clamped[] =
+		"{\"model_type\":\"qwen2_moe\",\"swiglu_limit\":0.25," COMMON
+		"\"vocab_size\":97,\"num_key_value_heads\":2,\"intermediate_size\":40,"
+		"\"moe_intermediate_size\":20,\"shared_expert_intermediate_size\":28,\"num_experts\":6,"
+		"\"num_experts_per_tok\":3,\"decoder_sparse_step\":1,\"mlp_only_layers\":[1],"
+		"\"norm_topk_prob\":false,\"tie_word_embeddings\":true,\"qkv_bias\":true}";
+	struct moe_engine *e = open_engine(2, 2, NULL);
+
+	check(e, "clamped", clamped, ALL, 0);
+	check(e, "clamped, all-linear", clamped, "all-linear", 0);
 	OK(moe_engine_close(e));
 }
 
@@ -433,6 +462,12 @@ static void test_architectures(void)
 	exact_then_packed(check_architectures);
 }
 
+static void test_clamped(void)
+{
+	cases = check_clamped;
+	exact_table(run_cases);
+}
+
 static void test_partly_trained(void)
 {
 	exact_then_packed(check_partly_trained);
@@ -520,6 +555,7 @@ static void test_long_document(void)
 
 const struct moe_test moe_suite_tests[] = {
 	{ "every architecture against plain loops", test_architectures },
+	{ "a clamped SwiGLU", test_clamped },
 	{ "backwards that end at other layers", test_partly_trained },
 	{ "LoRA of MLPs and shared experts", test_mlps },
 	{ "LoRA of MLPs, same bits", test_bits },

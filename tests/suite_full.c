@@ -4,7 +4,7 @@
  * differences of a decoder in double, the same bits for every worker count, part and policy,
  * weights in bf16 that are their own masters.
  */
-#include "tests/model_configs.h"
+#include "tests/full_check.h"
 
 #include "codelets/rounding.h"
 
@@ -13,38 +13,12 @@
 
 const char moe_suite_name[] = "full";
 
-#define DOCS 4
-static const int lengths[DOCS] = { 62, 3, 20, 1 };
-
-struct data {
-	int32_t ids[DOCS][96], labels[DOCS][96];
-};
-
-static void make_data(struct data *d, int64_t vocab, uint64_t seed)
-{
-	for (int i = 0; i < DOCS; i++)
-		for (int t = 0; t < 96; t++) {
-			d->ids[i][t] =
-				(int32_t)((0.5f + 0.49f * ref_uniform(&seed)) * (float)vocab);
-			d->labels[i][t] = ref_uniform(&seed) > -0.3f ? d->ids[i][t] : -100;
-		}
-}
-
-/* Two micro-batches, the second one without a trained token in its last block. */
-static void add_data(struct run *r, const struct data *d)
-{
-	add_batch(r, 100);
-	add_batch(r, 100);
-	for (int i = 0; i < DOCS; i++)
-		moe_model_batch_add(&r->batch[i / 2], d->ids[i], d->labels[i], lengths[i]);
-}
-
 static double reference(struct ref_model *m, const struct data *d)
 {
 	double sum = 0;
 
 	for (int i = 0; i < DOCS; i++)
-		sum += ref_loss(m, d->ids[i], d->labels[i], lengths[i]);
+		sum += ref_loss(m, d->ids[i], d->labels[i], doc_lengths[i]);
 	return sum;
 }
 
@@ -63,69 +37,6 @@ static struct moe_model *open_whole(struct moe_engine *e, const char *dir, enum 
 
 	OK(moe_model_open(e, &p, &m));
 	return m;
-}
-
-/* ---- every weight's value or gradient ---- */
-
-static bool is_expert(int role)
-{
-	return role >= MOE_ROLE_EXPERT_GATE && role <= MOE_ROLE_EXPERT_DOWN;
-}
-
-/* A field of a role's tensor, whole, in the checkpoint's layout; NULL: not trained. Freed by the
- * caller. */
-static float *get_tensor(const struct moe_model *m, int role, int layer, int expert,
-			 enum moe_param_field f, int64_t *n)
-{
-	int64_t shape[MOE_MAX_NDIM];
-	int ndim = moe_arch_tensor_shape(&m->arch, (enum moe_role)role, layer, shape);
-	const struct moe_experts *x = layer >= 0 ? m->decoder.layers[layer].experts : NULL;
-	int chunks =
-		role == MOE_ROLE_EMBED || role == MOE_ROLE_LM_HEAD ? m->decoder.head.n_chunks : 1;
-	float *out;
-
-	if (!ndim || !moe_model_trains(m, (enum moe_role)role))
-		return NULL;
-	*n = moe_shape_count(ndim, shape);
-	out = calloc((size_t)*n, sizeof *out);
-	if (is_expert(role)) {
-		moe_experts_get_base(x, (enum moe_expert_matrix)(role - MOE_ROLE_EXPERT_GATE), f,
-				     expert, out);
-		return out;
-	}
-	if (role == MOE_ROLE_ROUTER) {
-		memcpy(out, f == MOE_GRAD ? x->router_param.grad : x->router_param.value,
-		       (size_t)*n * sizeof *out);
-		return out;
-	}
-	for (int c = 0; c < chunks; c++) {
-		const struct moe_trained *a = moe_model_trained(m, (enum moe_role)role, layer, c);
-		float *at = out + (int64_t)c * MOE_VOCAB_CHUNK * shape[ndim - 1];
-
-		if (f == MOE_GRAD)
-			memcpy(at, a->param.grad, (size_t)a->param.piece * sizeof *at);
-		else
-			moe_trained_get(a, 0, a->param.rows, at);
-	}
-	return out;
-}
-
-/* fn for every tensor that the checkpoint has and the model trains. */
-static void each_tensor(const struct moe_model *m,
-			void (*fn)(const struct moe_model *m, int role, int layer, int expert,
-				   void *user),
-			void *user)
-{
-	for (int role = 0; role < MOE_ROLE_COUNT; role++) {
-		bool model = role <= MOE_ROLE_LM_HEAD;
-
-		if (role == MOE_ROLE_EXPERTS_GATE_UP || role == MOE_ROLE_EXPERTS_DOWN)
-			continue;
-		for (int l = model ? -1 : 0; l < (model ? 0 : m->arch.n_layers); l++)
-			for (int e = is_expert(role) ? 0 : -1;
-			     e < (is_expert(role) ? m->arch.n_experts : 0); e++)
-				fn(m, role, l, e, user);
-	}
 }
 
 /* ---- against differences ---- */
@@ -160,7 +71,7 @@ static void compare(const struct moe_model *m, int role, int layer, int expert, 
 	int64_t n = 0, at[2] = { 0, 0 };
 	float *grad = get_tensor(m, role, layer, expert, MOE_GRAD, &n);
 
-	if (!grad || (expert > 0 && expert != 2))
+	if (!grad || (expert > 0 && expert != 2) || (moe_test_threads_only() && (d->roles & 1u << role)))
 		goto out;
 	CU_ASSERT_PTR_NOT_NULL_FATAL(w);
 	for (int64_t i = 0; i < n; i++)
@@ -392,25 +303,6 @@ static void test_fixtures(void)
 
 /* ---- the same bits ---- */
 
-struct copy {
-	float *v;
-	int64_t n, room;
-};
-
-static void add_copy(const struct moe_model *m, int role, int layer, int expert, void *user)
-{
-	struct copy *c = user;
-	int64_t n = 0;
-	float *v = get_tensor(m, role, layer, expert, MOE_VALUE, &n);
-
-	if (!v)
-		return;
-	c->v = realloc(c->v, (size_t)(c->n + n) * sizeof *c->v);
-	memcpy(c->v + c->n, v, (size_t)n * sizeof *v);
-	c->n += n;
-	free(v);
-}
-
 static struct copy trained_bits(const char *dir, enum moe_method method, enum moe_masters masters,
 				int workers, const char *policy, enum moe_recompute recompute)
 {
@@ -432,7 +324,7 @@ static struct copy trained_bits(const char *dir, enum moe_method method, enum mo
 	OK(moe_model_open(e, &p, &r.m));
 	make_data(&d, r.m->arch.vocab, 11);
 	add_data(&r, &d);
-	for (int i = 0; i < 3; i++)
+	for (int i = 0; i < (moe_test_threads_only() ? 2 : 3); i++)
 		step(&r, true);
 	each_tensor(r.m, add_copy, &c);
 	free_run(&r);
@@ -459,7 +351,7 @@ static void compare_bits(const char *dir, enum moe_method method, enum moe_maste
 static void check_bits(void)
 {
 	for (int i = 0; i < 4; i++)
-		if (best_table_takes((size_t)i, 4))
+		if (moe_test_threads_only() ? table_is_packed() && i < 3 : best_table_takes((size_t)i, 4))
 			compare_bits(i % 2 ? "tests/fixtures/full/qwen3_moe"
 					   : "tests/fixtures/full/qwen2_moe",
 				     i == 2 ? MOE_METHOD_HYBRID : MOE_METHOD_FULL,

@@ -584,6 +584,56 @@ static void test_swiglu(void)
 	check_tables(swiglu_cases);
 }
 
+/* Clamps both ways, gradient 0 where a value was cut, the limit itself passes. */
+static void glu_cases(void)
+{
+	const struct moe_glu forms[] = { { 1, 1, 0 }, { 7, 1.702f, 1 }, { INFINITY, 0.5f, -2 } };
+	int64_t n = 1003;
+
+	for (size_t f = 0; f < MOE_COUNT(forms); f++) {
+		float *gate = randoms(n, 20), *up = randoms(n, 10), *dh = randoms(n, 1), L = forms[f].limit;
+		float *h = mem((size_t)n * 4), *dgate = mem((size_t)n * 4), *dup = mem((size_t)n * 4);
+		double *wh = doubles(n), *wg = doubles(n), *wu = doubles(n), a = (double)forms[f].alpha;
+		int wrong = 0;
+
+		gate[0] = -200, gate[1] = -1e30f;
+		if (isfinite(L)) {
+			gate[2] = up[3] = 1e30f, up[4] = -1e30f;
+			gate[5] = up[6] = L, up[7] = -L;
+		}
+		for (int64_t i = 0; i < n; i++) {
+			double x = (double)fminf(gate[i], L), y = (double)fmaxf(fminf(up[i], L), -L);
+			double s = 1 / (1 + exp(-a * x)), rest = 1 / (1 + exp(a * x));
+
+			y += (double)forms[f].shift;
+			wh[i] = x * s * y;
+			wg[i] = gate[i] > L ? 0 : (double)dh[i] * y * s * (1 + a * x * rest);
+			wu[i] = fabsf(up[i]) > L ? 0 : (double)dh[i] * x * s;
+		}
+		K->glu(&forms[f], n, gate, up, h);
+		K->glu_bwd(&forms[f], n, gate, up, dh, dgate, dup);
+		for (int64_t i = 0; i < n; i++)
+			wrong += (gate[i] > L && dgate[i] != 0) || (fabsf(up[i]) > L && dup[i] != 0);
+		CU_ASSERT_EQUAL(wrong, 0);
+		check("glu", n, h, wh, 4e-7);
+		check("glu_bwd gate", n, dgate, wg, 4e-7);
+		check("glu_bwd up", n, dup, wu, 4e-7);
+		for (int alias = 0; alias < 2; alias++) {
+			float *in = copy(dh, n), *other = randoms(n, 1);
+
+			K->glu_bwd(&forms[f], n, gate, up, in, alias ? in : other, alias ? other : in);
+			check_same("glu_bwd in place", alias ? in : other, dgate, (size_t)n * 4);
+			check_same("glu_bwd in place", alias ? other : in, dup, (size_t)n * 4);
+		}
+		release();
+	}
+}
+
+static void test_glu(void)
+{
+	check_tables(glu_cases);
+}
+
 /* ---- threads ---- */
 
 struct caller {
@@ -821,6 +871,7 @@ const struct moe_test moe_suite_tests[] = {
 	{ "rope and its transpose", test_rope },
 	{ "rope tables: default, linear, yarn", test_rope_table },
 	{ "swiglu and its backward", test_swiglu },
+	{ "clamped swiglu and its backward", test_glu },
 	{ "linear in concurrent threads", test_threads },
 	{ "cross-entropy by vocabulary chunks", test_loss },
 	{ "exp", test_exp },

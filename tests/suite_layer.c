@@ -89,6 +89,8 @@ static void odd_shapes_one(void)
 		{ .E = 1, .k = 1, .H = 33, .I = 7, .T = 70, .r = 1, .seed = 3 },
 		{ .E = 16, .k = 8, .H = 96, .I = 64, .T = 65, .r = 4, .seed = 4 },
 		{ .E = 4, .k = 2, .H = 40, .I = 300, .T = 0, .r = 4, .seed = 6 },
+		{ .E = 2, .k = 2, .H = 72, .I = 90, .T = 11, .r = 33, .seed = 7 },
+		{ .E = 2, .k = 1, .H = 90, .I = 72, .T = 11, .r = 64, .seed = 8 },
 	};
 
 	for (int parts = 1; parts <= 5; parts += 4) {
@@ -169,6 +171,10 @@ static void create_errors(void)
 		  MOE_ERR_ARG, "lora_alpha" },
 		{ { .hidden = 8, .intermediate = 8, .experts = 2, .experts_per_token = 1, .lora_rank = 2,
 		    .lora_alpha = -1 }, MOE_ERR_ARG, "lora_alpha" },
+		{ { .hidden = 8, .intermediate = 8, .experts = 2, .experts_per_token = 1, .swiglu_limit = NAN },
+		  MOE_ERR_ARG, "swiglu_limit" },
+		{ { .hidden = 8, .intermediate = 8, .experts = 2, .experts_per_token = 1, .swiglu_alpha = -1 },
+		  MOE_ERR_ARG, "swiglu_alpha is -1" },
 		{ { .hidden = 8, .intermediate = 8, .experts = 2, .experts_per_token = 1, .lora_dropout = 1 },
 		  MOE_ERR_ARG, "lora_dropout" },
 		{ { .hidden = 8, .intermediate = 8, .experts = 2, .experts_per_token = 1, .lora_dropout = -.1f },
@@ -507,6 +513,13 @@ static void checkpoint(void)
 	CHECK_OK(moe_experts_create(e, &p, &l));
 	CHECK_OK(moe_experts_checkpoint_put(l, &a));
 	CHECK_ERROR(moe_experts_checkpoint_put(l, &a), MOE_ERR_STATE, "cached still");
+	CHECK(moe_experts_checkpoint_state(l) == MOE_CHECKPOINT_POISONED);
+	moe_experts_destroy(l);
+	CHECK_OK(moe_experts_create(e, &p, &l));
+	CHECK_OK(moe_experts_checkpoint_put(l, &a));
+	b.shape[1] = 79;
+	CHECK_ERROR(moe_experts_checkpoint_get(l, &b), MOE_ERR_ARG, "out");
+	CHECK(moe_experts_checkpoint_state(l) == MOE_CHECKPOINT_POISONED);
 	moe_experts_destroy(l);
 	CHECK_OK(moe_experts_create(e, &p, &l));
 	a.shape[1] = 79;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Activations of whole models: kept, computed again, or some of each give the same losses,
- * gradients and LoRA after updates, bit by bit, in every architecture, table and number of parts.
+ * Activations of whole models: kept or computed again they give the same losses, gradients and LoRA
+ * after updates, bit by bit, in every architecture, table and number of parts. Some of each, and
+ * whole weights: suite_full_recompute.
  */
 #include "tests/model_digest.h"
 
@@ -9,7 +10,6 @@ const char moe_suite_name[] = "recompute";
 
 struct setting {
 	enum moe_recompute recompute;
-	int layers; /* >= 0: that many instead */
 	int slots;
 };
 
@@ -50,11 +50,11 @@ static void check_targets(struct moe_engine *e, const char *name, const char *di
 			  const char *targets)
 {
 	static const struct setting settings[] = {
-		{ MOE_RECOMPUTE_ALWAYS, -1, 2 },
-		{ MOE_RECOMPUTE_ALWAYS, -1, 1 },
-		{ MOE_RECOMPUTE_NEVER, -1, 1 },
+		{ MOE_RECOMPUTE_ALWAYS, 2 },
+		{ MOE_RECOMPUTE_ALWAYS, 1 },
+		{ MOE_RECOMPUTE_NEVER, 1 },
 	};
-	const struct setting never = { MOE_RECOMPUTE_NEVER, -1, 2 };
+	const struct setting never = { MOE_RECOMPUTE_NEVER, 2 };
 	int64_t kept, bytes;
 	uint64_t want = run_model(e, dir, targets, &never, &kept);
 

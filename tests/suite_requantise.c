@@ -632,6 +632,51 @@ static void test_bits(void)
 	same_bits(from, "int8", MOE_METHOD_FULL, MOE_MASTERS_F32, 3);
 }
 
+/* ---- refused; what checkpoints of this version can have: tests/cli/test_refused_formats.py ---- */
+
+/* No architecture that trains has such tensors yet: linked with --wrap=moe_arch_load. */
+static bool alternate;
+
+enum moe_status __real_moe_arch_load(const char *path, struct moe_arch *arch);
+enum moe_status __wrap_moe_arch_load(const char *path, struct moe_arch *arch);
+enum moe_status __wrap_moe_arch_load(const char *path, struct moe_arch *arch)
+{
+	enum moe_status st = __real_moe_arch_load(path, arch);
+
+	arch->gate_up_alternate = alternate;
+	return st;
+}
+
+/* Rows of gate and up in turn train an adapter only. */
+static void test_alternate(void)
+{
+	struct moe_model_params p = { .struct_size = sizeof p, .dir = coded_dir, .max_tokens = 64, .lora_rank = 4 };
+	const char *from = fixture("ckpt/qwen3moe");
+	struct moe_model *m = NULL;
+	struct moe_engine *e;
+	char text[512];
+
+	if (!from)
+		return;
+	dirs();
+	e = open_engine(2, 1, NULL);
+	make_quantised(from, EXPERTS, &quantised_kinds[1], coded_dir, NULL, NULL);
+	snprintf(text, sizeof text,
+		 "%s/model.safetensors: model.layers.0.mlp.experts.gate_up_proj has rows of gate and up in turn", coded_dir);
+	alternate = true;
+	OK(moe_model_open(e, &p, &m));
+	moe_model_close(m);
+	for (int method = MOE_METHOD_FULL; method <= MOE_METHOD_HYBRID; method++) {
+		p.method = (enum moe_method)method;
+		CHECK_ERROR(moe_model_open(e, &p, &m), MOE_ERR_UNSUPPORTED, text);
+		CHECK(strstr(moe_last_error(), "method lora") != NULL);
+	}
+	alternate = false;
+	OK(moe_model_open(e, &p, &m));
+	moe_model_close(m);
+	OK(moe_engine_close(e));
+}
+
 const struct moe_test moe_suite_tests[] = {
 	{ "codes from masters, in parts that cut blocks", test_layers },
 	{ "values that are not finite", test_not_finite },
@@ -640,5 +685,6 @@ const struct moe_test moe_suite_tests[] = {
 	{ "the saved checkpoint is the base's, with what was computed with", test_saved },
 	{ "a plain base quantised at load keeps its masters", test_saved_plain },
 	{ "the same bits for workers, policies and a state", test_bits },
+	{ "rows of gate and up in turn are not trained", test_alternate },
 	{ NULL, NULL },
 };

@@ -1,34 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* safetensors reader and writer, and the file helpers below them. */
+/* The safetensors reader: hostile files, shards, many tensors; failing allocations, of the writer too. */
+#include "tests/small_file.h"
 #include "tests/harness.h"
 #include "model/file.h"
 #include "model/json.h"
 #include "model/readers/safetensors.h"
-#include "model/readers/safetensors_sum.h"
 #include "model/readers/safetensors_writer.h"
-#include "model/sum.h"
 
-#include <dirent.h>
-#include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 const char moe_suite_name[] = "safetensors";
-
-static const char *temp_path(const char *name)
-{
-	static char ring[4][4096];
-	static unsigned next;
-	char *buf = ring[next++ % 4];
-
-	snprintf(buf, sizeof ring[0], "%s/%s", moe_test_dir(), name);
-	return buf;
-}
 
 /* A file of the given header text and data_bytes bytes 0, 1, 2 ... */
 static const char *craft(const char *header, uint64_t length, size_t header_bytes,
@@ -155,100 +139,6 @@ static void test_hostile_lengths(void)
 	CU_ASSERT_EQUAL(moe_safetensors_open("/dev/null", &st), MOE_ERR_IO);
 	CU_ASSERT_EQUAL(mkfifo(temp_path("fifo"), 0600), 0);
 	CU_ASSERT_EQUAL(moe_safetensors_open(temp_path("fifo"), &st), MOE_ERR_IO);
-}
-
-static const float values[6] = { 1, -2, 3.5f, 0, 1e-30f, 6 };
-
-static enum moe_status write_small(const char *path)
-{
-	const uint16_t bf16[2] = { 0x3f80, 0xc000 };
-	const int64_t i64[1] = { -7 };
-	const struct moe_st_item items[] = {
-		{ .name = "weight",
-		  .dtype = MOE_F32,
-		  .ndim = 2,
-		  .shape = { 2, 3 },
-		  .data = values },
-		{ .name = "b\"\\\n\u00e9",
-		  .dtype = MOE_BF16,
-		  .ndim = 1,
-		  .shape = { 2 },
-		  .data = bf16 },
-		{ .name = "n", .dtype = MOE_I64, .ndim = 0, .data = i64 },
-		{ .name = "none", .dtype = MOE_F32, .ndim = 2, .shape = { 0, 3 } },
-	};
-	const struct moe_st_meta meta[] = { { "format", "pt" }, { "k\"", "v\t" } };
-
-	return moe_safetensors_write(path, items, MOE_COUNT(items), meta, MOE_COUNT(meta));
-}
-
-/* What write_small wrote. */
-static void check_small(const char *path)
-{
-	struct moe_safetensors *st = NULL;
-	const struct moe_st_tensor *t;
-	const char *key, *value;
-	float f[6];
-	int64_t n;
-
-	CU_ASSERT_EQUAL_FATAL(moe_safetensors_open(path, &st), MOE_OK);
-	CU_ASSERT_EQUAL(moe_safetensors_count(st), 4);
-	CU_ASSERT_EQUAL(moe_safetensors_read_f32(st, "weight", 2, (int64_t[]){ 2, 3 }, f), MOE_OK);
-	CU_ASSERT_EQUAL(memcmp(f, values, sizeof f), 0);
-	CU_ASSERT_EQUAL(moe_safetensors_read_f32(st, "b\"\\\n\u00e9", 1, (int64_t[]){ 2 }, f),
-			MOE_OK);
-	CU_ASSERT_EQUAL(f[0], 1);
-	CU_ASSERT_EQUAL(f[1], -2);
-	CU_ASSERT_EQUAL(moe_safetensors_get_typed(st, "n", MOE_I64, 0, NULL, &t), MOE_OK);
-	memcpy(&n, t->data, sizeof n);
-	CU_ASSERT_EQUAL(n, -7);
-	CU_ASSERT_EQUAL(moe_safetensors_get(st, "none", 2, (int64_t[]){ 0, 3 }, &t), MOE_OK);
-	CU_ASSERT_STRING_EQUAL(moe_safetensors_metadata(st, "format"), "pt");
-	CU_ASSERT_STRING_EQUAL(moe_safetensors_metadata(st, "k\""), "v\t");
-	CU_ASSERT_PTR_NULL(moe_safetensors_metadata(st, "absent"));
-	CU_ASSERT(moe_safetensors_metadata_at(st, 0, 0, &key, &value));
-	CU_ASSERT_STRING_EQUAL(key, MOE_ST_SUM_KEY);
-	CU_ASSERT(moe_safetensors_metadata_at(st, 0, 2, &key, &value));
-	CU_ASSERT_STRING_EQUAL(key, "k\"");
-	CU_ASSERT(!moe_safetensors_metadata_at(st, 0, 3, &key, &value));
-	CU_ASSERT_PTR_NULL(moe_safetensors_find(st, "absent"));
-	moe_safetensors_close(st);
-}
-
-static void test_round_trip(void)
-{
-	const char *path = temp_path("small.safetensors");
-	struct moe_safetensors *st = NULL;
-	const struct moe_st_tensor *t;
-	uint64_t length = 1;
-	char *text;
-	size_t n;
-
-	CU_ASSERT_EQUAL_FATAL(write_small(path), MOE_OK);
-	check_small(path);
-	CU_ASSERT_EQUAL_FATAL(moe_file_read(path, 1 << 20, &text, &n), MOE_OK);
-	memcpy(&length, text, 8);
-	CU_ASSERT_EQUAL(length % 8, 0);
-	moe_free(text);
-
-	CU_ASSERT_EQUAL_FATAL(moe_safetensors_open(path, &st), MOE_OK);
-	for (size_t i = 0; i < moe_safetensors_count(st); i++)
-		CU_ASSERT_EQUAL((uintptr_t)moe_safetensors_at(st, i)->data %
-					moe_dtype_size(moe_safetensors_at(st, i)->dtype),
-				0);
-	/* errors name the tensor, what was expected and what was found */
-	CU_ASSERT_EQUAL(moe_safetensors_get(st, "weight", 2, (int64_t[]){ 3, 2 }, &t),
-			MOE_ERR_FORMAT);
-	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "small.safetensors"));
-	CU_ASSERT_PTR_NOT_NULL(
-		strstr(moe_last_error(), "'weight' has shape [2, 3], expected [3, 2]"));
-	CU_ASSERT_EQUAL(moe_safetensors_get(st, "weight", 1, (int64_t[]){ 2 }, &t), MOE_ERR_FORMAT);
-	CU_ASSERT_EQUAL(moe_safetensors_get(st, "gone", 1, (int64_t[]){ 2 }, &t), MOE_ERR_FORMAT);
-	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "'gone' is missing"));
-	CU_ASSERT_EQUAL(moe_safetensors_read_f32(st, "n", 0, NULL, (float[1]){ 0 }),
-			MOE_ERR_UNSUPPORTED);
-	CU_ASSERT_EQUAL(moe_safetensors_get_typed(st, "n", MOE_I32, 0, NULL, &t), MOE_ERR_FORMAT);
-	moe_safetensors_close(st);
 }
 
 /* Every proper prefix of a valid file is refused and touches no memory outside it (ASan). */
@@ -432,7 +322,7 @@ static void test_many_tensors(void)
 						 .dtype = MOE_F32,
 						 .ndim = 1,
 						 .shape = { 1 },
-						 .data = values };
+						 .data = small_values };
 	}
 	start = moe_now();
 	CU_ASSERT_EQUAL_FATAL(moe_safetensors_write(path, items, COUNT, NULL, 0), MOE_OK);
@@ -445,79 +335,6 @@ static void test_many_tensors(void)
 	moe_safetensors_close(st);
 	free(items);
 	free(names);
-}
-
-static void test_writer_refusals(void)
-{
-	const char *path = temp_path("refused.safetensors");
-	const struct moe_st_item good = {
-		.name = "a", .dtype = MOE_F32, .ndim = 1, .shape = { 1 }, .data = values
-	};
-	struct moe_st_item bad[6] = { good, good, good, good, good, good };
-	struct moe_st_item twice[2] = { good, good };
-
-	bad[0].name = "";
-	bad[1].name = "__metadata__";
-	bad[2].name = "\xff";
-	bad[3].data = NULL;
-	bad[4].shape[0] = -1;
-	bad[5].dtype = MOE_DTYPE_COUNT;
-	for (int i = 0; i < 6; i++)
-		CU_ASSERT_EQUAL(moe_safetensors_write(path, &bad[i], 1, NULL, 0), MOE_ERR_ARG);
-	CU_ASSERT_EQUAL(moe_safetensors_write(path, twice, 2, NULL, 0), MOE_ERR_ARG);
-	CU_ASSERT(!moe_path_exists(path));
-	CU_ASSERT_EQUAL(moe_safetensors_write(temp_path("no/such/dir"), &good, 1, NULL, 0),
-			MOE_ERR_IO);
-	CU_ASSERT_EQUAL(moe_safetensors_write("/dev/full", &good, 1, NULL, 0), MOE_ERR_IO);
-}
-
-static enum moe_status failing_fill(void *user, void *out)
-{
-	(void)user, (void)out;
-	return moe_fail(MOE_ERR_RUNTIME, "filling failed");
-}
-
-static int entries_in(const char *dir)
-{
-	DIR *d = opendir(dir);
-	int n = 0;
-
-	while (readdir(d))
-		n++;
-	closedir(d);
-	return n - 2;
-}
-
-/* The old file survives a full disk (RLIMIT_FSIZE), a failing producer, and leaves nothing behind.
- */
-static void test_full_disk(void)
-{
-	const char *dir = temp_path("full"), *path = temp_path("full/x.safetensors");
-	static float big[65536];
-	const struct moe_st_item item = {
-		.name = "big", .dtype = MOE_F32, .ndim = 1, .shape = { 65536 }, .data = big
-	};
-	const struct moe_st_item failing = {
-		.name = "big", .dtype = MOE_F32, .ndim = 1, .shape = { 65536 }, .fill = failing_fill
-	};
-	struct rlimit old, limit;
-
-	CU_ASSERT_EQUAL_FATAL(moe_dir_make(dir), MOE_OK);
-	CU_ASSERT_EQUAL_FATAL(write_small(path), MOE_OK);
-	signal(SIGXFSZ, SIG_IGN);
-	getrlimit(RLIMIT_FSIZE, &old);
-	limit = old;
-	for (rlim_t at = 1; at < 262144 + 100; at += 20011) {
-		limit.rlim_cur = at;
-		setrlimit(RLIMIT_FSIZE, &limit);
-		CU_ASSERT_EQUAL(moe_safetensors_write(path, &item, 1, NULL, 0), MOE_ERR_IO);
-		setrlimit(RLIMIT_FSIZE, &old);
-		CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "x.safetensors"));
-	}
-	CU_ASSERT_EQUAL(moe_safetensors_write(path, &failing, 1, NULL, 0), MOE_ERR_RUNTIME);
-	CU_ASSERT_EQUAL(entries_in(dir), 1);
-	check_small(path);
-	signal(SIGXFSZ, SIG_DFL);
 }
 
 static void *hook_alloc(size_t n)
@@ -587,65 +404,6 @@ static void test_failing_allocations(void)
 	inject(op_open_shards);
 }
 
-static void test_files(void)
-{
-	const char *dir = temp_path("files/a//b/c/"), *path = temp_path("files/a/b/c/f");
-	char *text, *joined;
-	size_t n;
-
-	CU_ASSERT_EQUAL(moe_dir_make(dir), MOE_OK);
-	CU_ASSERT_EQUAL(moe_dir_make(dir), MOE_OK);
-	CU_ASSERT_EQUAL(moe_file_write(path, "hello", 5), MOE_OK);
-	CU_ASSERT_EQUAL(moe_dir_make(path), MOE_ERR_IO);
-	CU_ASSERT_EQUAL(moe_file_read(path, 4, &text, &n), MOE_ERR_FORMAT);
-	CU_ASSERT_EQUAL_FATAL(moe_file_read(path, 5, &text, &n), MOE_OK);
-	CU_ASSERT(n == 5 && !strcmp(text, "hello"));
-	moe_free(text);
-	CU_ASSERT_EQUAL(moe_file_read(dir, 5, &text, &n), MOE_ERR_IO);
-	CU_ASSERT_EQUAL(moe_file_write(dir, "x", 1), MOE_ERR_IO);
-	joined = moe_path_join("a/", "b");
-	CU_ASSERT_STRING_EQUAL(joined, "a/b");
-	moe_free(joined);
-	/* a link is removed, what it points to is not */
-	CU_ASSERT_EQUAL(symlink(temp_path("small.safetensors"), temp_path("files/link")), 0);
-	CU_ASSERT_EQUAL(moe_tree_sync(temp_path("files")), MOE_OK);
-	CU_ASSERT_EQUAL(moe_tree_remove(temp_path("files")), MOE_OK);
-	CU_ASSERT(!moe_path_exists(temp_path("files")));
-	CU_ASSERT(moe_path_exists(temp_path("small.safetensors")));
-	CU_ASSERT_EQUAL(moe_tree_remove(temp_path("files")), MOE_OK);
-}
-
-/* Every checkpoint of the shared folder opens, and all of its tensors can be read. */
-/* Pieces give the sum of the whole; every other byte, length and place gives another. */
-static void test_sums(void)
-{
-	unsigned char data[200];
-	struct moe_sum s;
-	uint64_t whole;
-
-	for (size_t i = 0; i < sizeof data; i++)
-		data[i] = (unsigned char)(i * 7);
-	moe_sum_begin(&s);
-	moe_sum_add(&s, data, sizeof data);
-	whole = moe_sum_end(&s);
-	for (size_t piece = 1; piece < 100; piece++) {
-		moe_sum_begin(&s);
-		for (size_t at = 0; at < sizeof data; at += piece)
-			moe_sum_add(&s, data + at, MOE_MIN(piece, sizeof data - at));
-		CU_ASSERT_EQUAL(moe_sum_end(&s), whole);
-	}
-	for (size_t n = 0; n < sizeof data; n++) {
-		moe_sum_begin(&s);
-		moe_sum_add(&s, data, n);
-		CU_ASSERT_NOT_EQUAL(moe_sum_end(&s), whole);
-		data[n] ^= 1;
-		moe_sum_begin(&s);
-		moe_sum_add(&s, data, sizeof data);
-		CU_ASSERT_NOT_EQUAL(moe_sum_end(&s), whole);
-		data[n] ^= 1;
-	}
-}
-
 /* A file that is cut while it is read is an error, not a signal. */
 static void test_fetch(void)
 {
@@ -658,16 +416,17 @@ static void test_fetch(void)
 	CU_ASSERT_EQUAL_FATAL(moe_safetensors_open(path, &st), MOE_OK);
 	t = moe_safetensors_find(st, "weight");
 	CU_ASSERT_EQUAL(moe_safetensors_fetch(st, t->data, 24, out), MOE_OK);
-	CU_ASSERT_EQUAL(memcmp(out, values, 24), 0);
+	CU_ASSERT_EQUAL(memcmp(out, small_values, 24), 0);
 	CU_ASSERT_EQUAL(moe_safetensors_fetch(st, (const char *)t->data + 4, 8, out), MOE_OK);
-	CU_ASSERT_EQUAL(memcmp(out, values + 1, 8), 0);
-	CU_ASSERT_EQUAL(moe_safetensors_fetch(st, values, 24, out), MOE_OK); /* in no file */
+	CU_ASSERT_EQUAL(memcmp(out, small_values + 1, 8), 0);
+	CU_ASSERT_EQUAL(moe_safetensors_fetch(st, small_values, 24, out), MOE_OK); /* in no file */
 	CU_ASSERT_EQUAL(truncate(path, 100), 0);
 	CU_ASSERT_EQUAL(moe_safetensors_fetch(st, t->data, 24, out), MOE_ERR_IO);
 	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "cut.safetensors: ends at byte"));
 	moe_safetensors_close(st);
 }
 
+/* Every checkpoint of the shared folder opens, and all of its tensors can be read. */
 static void test_shared_checkpoints(void)
 {
 	static const char *const names[] = {
@@ -708,17 +467,12 @@ static void test_shared_checkpoints(void)
 const struct moe_test moe_suite_tests[] = {
 	{ "hostile headers", test_hostile_headers },
 	{ "hostile lengths and files", test_hostile_lengths },
-	{ "round trip", test_round_trip },
 	{ "truncation at every byte", test_truncations },
 	{ "random corruption", test_corruptions },
 	{ "unaligned and unsupported tensors", test_unaligned_and_unsupported },
 	{ "shards and index", test_shards },
 	{ "40,000 tensors", test_many_tensors },
-	{ "writer refuses", test_writer_refusals },
-	{ "full disk keeps the old file", test_full_disk },
 	{ "failing allocations", test_failing_allocations },
-	{ "files and directories", test_files },
-	{ "sums", test_sums },
 	{ "reading without the mapping", test_fetch },
 	{ "shared checkpoints", test_shared_checkpoints },
 	{ NULL, NULL },

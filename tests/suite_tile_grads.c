@@ -255,6 +255,131 @@ static void swiglu_special(void)
 	swiglu_backward(&s);
 }
 
+/* ---- the same with clamps, a slope and a shift (struct moe_glu) ---- */
+
+static const struct moe_glu glus[] = { { 10, 1, 0 },	   { 1, 1, 0 },	       { 7, 1.702f, 1 },
+				       { INFINITY, 0.5f, -2 }, { 0.3f, 1, 0 } };
+
+static bool cut_gate(const struct rows *s, int i)
+{
+	return s->gate[i] > s->r.glu.limit;
+}
+
+static bool cut_up(const struct rows *s, int i)
+{
+	return fabsf(s->up[i]) > s->r.glu.limit;
+}
+
+/* Some values are the limit, and its neighbours on both sides. */
+static struct rows random_glu(int m, double scale, const struct moe_glu *f)
+{
+	struct rows s = random_rows(m, scale);
+	float at[3] = { f->limit, nextafterf(f->limit, 0), nextafterf(f->limit, INFINITY) };
+
+	s.r.glu = *f;
+	for (int i = 0; i < 3 && isfinite(f->limit); i++) {
+		s.gate[i] = s.up[3 + i] = at[i];
+		s.up[6 + i] = -at[i];
+	}
+	return s;
+}
+
+/* alpha x is rounded before e^(alpha x) is taken. */
+static double glu_size(const struct rows *s, double value, double x)
+{
+	return value * (1 + .1 * fabs((double)s->r.glu.alpha * x));
+}
+
+/* What is multiplied: values as given, or as they are kept, within the limit. */
+static double glu_gate(const struct rows *s, int i, bool kept)
+{
+	float x = kept ? moe_kept(moe_keep(s->gate[i])) : s->gate[i];
+
+	return cut_gate(s, i) ? (double)s->r.glu.limit : fmin((double)x, (double)s->r.glu.limit);
+}
+
+static double glu_up(const struct rows *s, int i, bool kept)
+{
+	float x = kept ? moe_kept(moe_keep(s->up[i])) : s->up[i];
+
+	x = cut_up(s, i) ? s->r.glu.limit : fminf(fabsf(x), s->r.glu.limit);
+	return (double)copysignf(x, s->up[i]) + (double)s->r.glu.shift;
+}
+
+static void glu_forward(struct rows *s)
+{
+	int m = s->r.m, wrong = 0;
+	float *g = aligned_copy(s->gate, m * LANES);
+
+	T->glu(&s->r, g, s->up);
+	for (int i = 0; i < m * LANES; i++) {
+		double x = glu_gate(s, i, false), y = glu_up(s, i, false);
+		double want = x / (1 + exp((double)-s->r.glu.alpha * x)) * y;
+		int64_t at = i / LANES * s->r.ld + i % LANES;
+
+		wrong += !close_to(g[i], want, glu_size(s, want, x), y);
+		wrong += s->r.gate[at] != moe_keep(cut_gate(s, i) ? INFINITY : s->gate[i]);
+		wrong += s->r.up[at] != moe_keep(cut_up(s, i) ? copysignf(INFINITY, s->up[i]) : s->up[i]);
+	}
+	CU_ASSERT_EQUAL(wrong, 0);
+}
+
+/* From what the forward has kept: what it cut has no gradient, and nothing else. */
+static void glu_backward(struct rows *s)
+{
+	int m = s->r.m, n = m * LANES, wrong = 0;
+	float *dgate = mem((size_t)n * 4), *dup = mem((size_t)n * 4), *h = mem((size_t)n * 4);
+	float *dgw = aligned_copy(randoms(n, 1), n), *before = copy(dgw, n);
+
+	T->glu_bwd(&s->r, s->dh, s->ld_dh, dgate, dup, h, dgw);
+	for (int i = 0; i < n; i++) {
+		double x = glu_gate(s, i, true), y = glu_up(s, i, true), a = (double)s->r.glu.alpha;
+		double d = (double)s->dh[i / LANES * s->ld_dh + i % LANES];
+		double w = d * (double)s->r.weight[i / LANES], sig = 1 / (1 + exp(-a * x));
+		double rest = 1 / (1 + exp(a * x)), hidden = x * sig * y, slope = w * y * sig;
+
+		wrong += !close_to(h[i], hidden, glu_size(s, hidden, x), y);
+		wrong += cut_up(s, i) ? dup[i] != 0
+				      : !close_to(dup[i], w * x * sig, glu_size(s, w * x * sig, x), 1);
+		wrong += cut_gate(s, i) ? dgate[i] != 0
+					: !close_to(dgate[i], slope * (1 + a * x * rest),
+						    glu_size(s, slope * (1 + fabs(a * x) * rest), x), y);
+		wrong += !close_to(dgw[i], (double)before[i] + d * hidden,
+				   fabs((double)before[i]) + glu_size(s, fabs(d * hidden), x), y);
+	}
+	CU_ASSERT_EQUAL(wrong, 0);
+}
+
+static void glu_cases(void)
+{
+	for (size_t f = 0; f < MOE_COUNT(glus); f++)
+		for (int m = 1; m <= 40; m += m < 20 ? 1 : 7) {
+			struct rows s = random_glu(m, m % 4 ? 8.0 : 60.0, &glus[f]);
+
+			glu_forward(&s);
+			glu_backward(&s);
+			release();
+		}
+}
+
+/* NaN passes; what is cut has no gradient, whatever comes from above; infinities are cut. */
+static void glu_special(void)
+{
+	struct rows s = random_glu(4, 1.0, &glus[0]);
+	float *h, *dgate = mem(256), *dup = mem(256), *again = mem(256), *dgw = mem(256);
+
+	memset(dgw, 0, 256);
+	s.gate[20] = NAN, s.up[21] = NAN, s.gate[22] = INFINITY, s.up[23] = -INFINITY;
+	s.dh[s.ld_dh + 6] = NAN;
+	h = aligned_copy(s.gate, 64);
+	T->glu(&s.r, h, s.up);
+	T->glu_bwd(&s.r, s.dh, s.ld_dh, dgate, dup, again, dgw);
+	CU_ASSERT(isnan(h[20]) && isnan(h[21]) && isnan(again[20]) && isnan(again[21]));
+	CU_ASSERT(isnan(dgate[20]) && isnan(dup[20]) && isnan(dgate[21]));
+	CU_ASSERT(isfinite(h[22]) && isfinite(h[23]) && isfinite(again[22]) && isfinite(again[23]));
+	CU_ASSERT(dgate[22] == 0 && isnan(dup[22]) && dup[23] == 0 && isfinite(dgate[23]));
+}
+
 /* The 16-bit form of gate and up: every code comes back, and what lies between is rounded to nearest. */
 static void test_keep(void)
 {
@@ -291,10 +416,22 @@ static void test_swiglu_special(void)
 	each_tiles(swiglu_special);
 }
 
+static void test_glu(void)
+{
+	each_tiles(glu_cases);
+}
+
+static void test_glu_special(void)
+{
+	each_tiles(glu_special);
+}
+
 const struct moe_test moe_suite_tests[] = {
 	{ "pair arrays and gradients: all row counts, edges", test_grad },
 	{ "gate and up as they are kept", test_keep },
 	{ "SwiGLU and its backward", test_swiglu },
 	{ "SwiGLU of infinities, NaN, large and tiny values", test_swiglu_special },
+	{ "clamped SwiGLU and its backward", test_glu },
+	{ "clamped SwiGLU of infinities and NaN", test_glu_special },
 	{ NULL, NULL },
 };

@@ -65,6 +65,14 @@ enum moe_status moe_run_finish_step(struct moe_run *r, struct moe_step *s);
 /* All steps before `next`. */
 enum moe_status moe_run_drain(struct moe_run *r, int64_t next);
 
+/* There are evaluations, and every so many steps (or from one to the next, at least). */
+bool moe_run_evaluates(const struct moe_run *r);
+int64_t moe_run_eval_every(const struct moe_run *r);
+/* Checkpoints by number of steps; 0: none. */
+int64_t moe_run_save_every(const struct moe_run *r);
+bool moe_run_saves_best(const struct moe_run *r);
+/* The evaluation before the first step, where it is asked for. */
+enum moe_status moe_run_begin(struct moe_run *r);
 /* Evaluation and saving that are due after a step; drains only where something is. */
 enum moe_status moe_run_between(struct moe_run *r, int64_t step);
 /* Asked for, or out of time. */

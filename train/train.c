@@ -36,8 +36,8 @@ static enum moe_status loop(struct moe_run *r)
 {
 	const int64_t first = r->progress.step + 1;
 
-	r->clock = r->started = moe_now();
-	moe_engine_idle(r->t->engine, &r->idle);
+	r->started = moe_now();
+	MOE_TRY(moe_run_begin(r));
 	for (int64_t n = first; n <= r->total_steps; n++) {
 		struct moe_step *s = &r->step[n % MOE_STEPS_IN_FLIGHT];
 
@@ -76,7 +76,7 @@ static void fill_result(struct moe_run *r, struct moe_train_result *out)
 	out->best_loss = r->progress.best_loss;
 	out->best_step = r->progress.best_step;
 	out->skipped = r->progress.skipped;
-	out->eval_batch_tokens = r->eval_tokens ? r->t->T_max : 0;
+	out->eval_batch_tokens = moe_run_evaluates(r) ? r->t->T_max : 0;
 	out->peak_rss_gib = moe_peak_rss_gib();
 	out->adapted_experts = out->experts_without_gradient = 0;
 	for (int l = 0; l < r->experts.n_layers; l++) {

@@ -5,17 +5,11 @@
 
 #include "engine/size.h"
 #include "model/file.h"
+#include "model/state.h"
 
 #include <sys/statvfs.h>
 
 #define SMALL_FILES ((int64_t)1 << 20) /* headers, log, plot, card */
-
-static bool is_nothing(const char *path, void *user)
-{
-	(void)path;
-	(void)user;
-	return false;
-}
 
 /* Values and moments in f32, and the adapter. */
 static enum moe_status state_bytes(const struct moe_run *r, int64_t *bytes)
@@ -42,27 +36,20 @@ static enum moe_status result_bytes(const struct moe_run *r, int64_t *bytes)
 static int64_t most_checkpoints(const struct moe_run *r)
 {
 	const struct moe_trainer_params *p = r->p;
-	int64_t left = r->total_steps - r->progress.step,
-		n = p->save_steps > 0 ? left / p->save_steps : 0;
+	int64_t left = r->total_steps - r->progress.step, every = moe_run_save_every(r),
+		n = every > 0 ? left / every + (p->save_steps < 0) : 0;
 
-	if (p->load_best && r->eval_tokens)
-		n += left / MOE_MAX(1, p->eval_steps ? p->eval_steps : r->steps_per_epoch);
-	return MOE_MIN(n, (int64_t)moe_run_save_limit(r) + 1 + (p->load_best != 0));
+	if (moe_run_saves_best(r))
+		n += left / MOE_MAX(1, moe_run_eval_every(r));
+	return MOE_MIN(n, (int64_t)moe_run_save_limit(r) + 1 + moe_run_saves_best(r));
 }
 
-/* Of the checkpoints that are there already: they go as new ones come. */
+/* Of the checkpoints that are there already: they go when the run begins, or as new ones come. */
 static int64_t old_checkpoints(const struct moe_run *r)
 {
-	const struct moe_folder_copy all = { .skip = is_nothing };
-	int64_t bytes = 0;
-	char *dir =
-		r->saved ? moe_format("%s/checkpoint-%lld", r->p->output_dir, (long long)r->saved)
-			 : NULL;
+	int64_t bytes;
 
-	if (dir && (!moe_path_is_dir(dir) || moe_folder_bytes(&all, dir, &bytes) != MOE_OK))
-		bytes = 0;
-	moe_free(dir);
-	return bytes;
+	return moe_state_bytes(r->p->output_dir, &bytes) == MOE_OK ? bytes : 0;
 }
 
 enum moe_status moe_run_check_room(struct moe_run *r)

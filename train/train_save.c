@@ -32,7 +32,27 @@ static enum moe_status measure(struct moe_run *r, double *loss)
 	return st;
 }
 
-/* best: whether there was none as good. */
+bool moe_run_evaluates(const struct moe_run *r)
+{
+	return r->eval_tokens && r->p->eval_steps >= 0;
+}
+
+int64_t moe_run_eval_every(const struct moe_run *r)
+{
+	return r->p->eval_steps > 0 ? r->p->eval_steps : r->steps_per_epoch;
+}
+
+int64_t moe_run_save_every(const struct moe_run *r)
+{
+	return r->p->save_steps < 0 ? r->steps_per_epoch : r->p->save_steps;
+}
+
+bool moe_run_saves_best(const struct moe_run *r)
+{
+	return moe_run_evaluates(r) && (r->p->load_best || r->p->save_best);
+}
+
+/* best: whether there was none as good; at the start nothing is, as there is no checkpoint of it. */
 static enum moe_status evaluate(struct moe_run *r, int64_t step, bool *best)
 {
 	struct moe_train_event e = { .type = MOE_TRAIN_EVAL,
@@ -43,7 +63,7 @@ static enum moe_status evaluate(struct moe_run *r, int64_t step, bool *best)
 
 	MOE_TRY(measure(r, &e.eval_loss));
 	p->eval_loss = e.eval_loss;
-	*best = isfinite(e.eval_loss) && !(p->best_loss <= e.eval_loss);
+	*best = step && isfinite(e.eval_loss) && !(p->best_loss <= e.eval_loss);
 	if (*best) {
 		p->best_loss = e.eval_loss;
 		p->best_step = step;
@@ -64,10 +84,8 @@ static enum moe_status write_log_state(struct moe_run *r, const char *dir, int64
 	struct moe_log_summary s = {
 		.total_steps = r->total_steps,
 		.logging_steps = MOE_MAX(1, r->p->logging_steps),
-		.eval_steps = r->eval_tokens
-				      ? (r->p->eval_steps ? r->p->eval_steps : r->steps_per_epoch)
-				      : 0,
-		.save_steps = r->p->save_steps,
+		.eval_steps = moe_run_evaluates(r) ? moe_run_eval_every(r) : 0,
+		.save_steps = moe_run_save_every(r),
 		.tokens = r->progress.tokens,
 		.epochs = (r->total_steps + r->steps_per_epoch - 1) / MOE_MAX(1, r->steps_per_epoch),
 		.batch_size = r->p->batch_size,
@@ -149,23 +167,45 @@ static enum moe_status save(struct moe_run *r, bool stopping)
 	return MOE_OK;
 }
 
-static bool due(int every, int64_t step)
-{
-	return every > 0 && step % every == 0;
-}
-
 static bool eval_due(const struct moe_run *r, int64_t step)
 {
-	if (!r->eval_tokens)
+	double passed = r->p->eval_steps ? (double)step : (double)step / (double)r->steps_per_epoch;
+
+	if (!moe_run_evaluates(r))
 		return false;
 	if (step == r->total_steps)
 		return true;
-	return r->p->eval_steps ? due(r->p->eval_steps, step) : step % r->steps_per_epoch == 0;
+	return step % moe_run_eval_every(r) == 0 && passed >= r->p->eval_delay;
+}
+
+/* By epochs an epoch that max_steps cuts short counts too. */
+static bool save_due(const struct moe_run *r, int64_t step)
+{
+	int64_t every = moe_run_save_every(r);
+
+	return (every > 0 && step % every == 0) || (r->p->save_steps < 0 && step == r->total_steps);
+}
+
+/* Evaluation is not training time. */
+static void set_clock(struct moe_run *r)
+{
+	r->clock = moe_now();
+	moe_engine_idle(r->t->engine, &r->idle);
+}
+
+enum moe_status moe_run_begin(struct moe_run *r)
+{
+	bool best;
+
+	if (r->p->eval_at_start && moe_run_evaluates(r) && !r->progress.step)
+		MOE_TRY(evaluate(r, 0, &best));
+	set_clock(r);
+	return MOE_OK;
 }
 
 enum moe_status moe_run_between(struct moe_run *r, int64_t step)
 {
-	bool eval = eval_due(r, step), saving = due(r->p->save_steps, step), best = false;
+	bool eval = eval_due(r, step), saving = save_due(r, step), best = false;
 
 	if (!eval && !saving)
 		return MOE_OK;
@@ -173,10 +213,9 @@ enum moe_status moe_run_between(struct moe_run *r, int64_t step)
 	r->progress.step = step; /* it may have been left out */
 	if (eval)
 		MOE_TRY(evaluate(r, step, &best));
-	if (saving || (best && r->p->load_best))
+	if (saving || (best && moe_run_saves_best(r)))
 		MOE_TRY(save(r, false));
-	r->clock = moe_now(); /* evaluation and saving are not training time */
-	moe_engine_idle(r->t->engine, &r->idle);
+	set_clock(r);
 	return MOE_OK;
 }
 

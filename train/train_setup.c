@@ -46,9 +46,14 @@ enum moe_status moe_train_check_params(const struct moe_trainer_params *p)
 	if (p->batch_size < 0 || p->batch_tokens < 0 || p->accumulation < 0 || p->epochs < 0 ||
 	    p->max_steps < 0 || p->warmup_steps < 0 || p->max_grad_norm < 0 || p->weight_decay < 0)
 		return moe_fail(MOE_ERR_ARG, "a trainer parameter is negative");
-	if (p->load_best && !p->eval_data && !(p->eval_split > 0))
+	if (p->eval_steps < -1 || p->save_steps < -1 || p->logging_steps < 0 || p->save_total_limit < 0 || !(p->eval_delay >= 0))
+		return moe_fail(MOE_ERR_ARG, "logging, evaluation or saving every %d, %d, %d steps, %d checkpoints, from %g on: "
+					     "a number is negative",
+				p->logging_steps, p->eval_steps, p->save_steps, p->save_total_limit, p->eval_delay);
+	if ((p->load_best || p->save_best) && (p->eval_steps < 0 || (!p->eval_data && !(p->eval_split > 0))))
 		return moe_fail(MOE_ERR_ARG, "the best checkpoint is found by evaluation: give "
-					     "evaluation data or eval_split");
+					     "evaluation data or eval_split%s",
+				p->eval_steps < 0 ? ", and an eval_strategy other than no" : "");
 	return make_schedule(p, p->max_steps ? p->max_steps : INT64_C(1) << 40, &schedule);
 }
 
@@ -159,7 +164,7 @@ static enum moe_status reserve(struct moe_run *r)
 				       ? longest * r->order.batch_size
 				       : MOE_MAX(longest,
 						 MOE_MIN((int64_t)limit, r->tokens->n_tokens)));
-	if (r->eval_tokens)
+	if (moe_run_evaluates(r))
 		T = MOE_MAX(T, r->eval_tokens->max_row_tokens);
 	if (r->tokens->max_doc_tokens > r->t->max_positions)
 		return moe_fail(MOE_ERR_ARG,
@@ -246,6 +251,7 @@ enum moe_status moe_run_set_up(struct moe_run *r)
 	MOE_TRY(resume(r));
 	r->saved = r->p->resume ? r->progress.step : 0;
 	MOE_TRY(moe_run_check_room(r));
+	MOE_TRY(moe_state_drop_after(r->p->output_dir, r->progress.step));
 	return moe_train_log_open(r->p->output_dir, r->progress.step, &r->log);
 }
 

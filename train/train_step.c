@@ -240,7 +240,8 @@ enum moe_status moe_run_finish_step(struct moe_run *r, struct moe_step *s)
 	e.unused_experts = r->experts.unused;
 	r->progress.skipped += !good;
 	e.skipped = r->progress.skipped;
-	if (s->number % MOE_MAX(1, r->p->logging_steps) == 0 || s->number == r->total_steps)
+	if (s->number % MOE_MAX(1, r->p->logging_steps) == 0 || s->number == r->total_steps ||
+	    (s->number == 1 && r->p->log_first))
 		MOE_TRY(moe_run_log(r, &e, false));
 	moe_run_notify(r, &e);
 	if (!good && !r->p->skip_non_finite)

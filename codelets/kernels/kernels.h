@@ -68,6 +68,20 @@ struct moe_lora {
 };
 
 /*
+ * How gate and up make h: h = (u + shift) g sigmoid(alpha g), with g = min(gate, limit) and u = up cut to
+ * -limit..limit; where a value was cut its gradient is 0. limit may be infinite. limit 0: silu(gate) up, and alpha and
+ * shift are not looked at.
+ */
+struct moe_glu {
+	float limit, alpha, shift;
+};
+
+static inline bool moe_glu_plain(const struct moe_glu *f)
+{
+	return !(f->limit > 0);
+}
+
+/*
  * One expert's share in one part: intermediate columns [0, I) of the part.
  * LoRA (r = 0: none): a_gu [ra, H] holds gate's A, then up's A unless they are shared (ra = r or
  * 2r); gate_b, up_b [I, r]; down_a [r, I]; down_b [H, r].
@@ -88,10 +102,17 @@ struct moe_expert {
 	const void *gate_a_t, *up_a_t, *gate_b_t, *up_b_t, *down_a_t, *down_b_t;
 	int r, ra;
 	float scale;
+	struct moe_glu glu;
 	/* whose weights the same op reads next, to be prefetched; NULL: not known. Nothing but its
 	 * weights is looked at. */
 	const struct moe_expert *next;
 };
+
+/* What x may be made into: DEFAULT for plain weights. */
+static inline enum moe_compute moe_expert_compute(const struct moe_expert *e)
+{
+	return MOE_MAX(MOE_MAX(e->gate.coding.compute, e->up.coding.compute), e->down.coding.compute);
+}
 
 /*
  * The rows (token, slot pairs) of one expert in one micro-batch: everything the ops below read and
@@ -153,6 +174,7 @@ struct moe_adamw {
 };
 
 struct moe_tiles;
+struct moe_coders;
 
 struct moe_kernels {
 	const char *name;
@@ -162,6 +184,7 @@ struct moe_kernels {
 	 * (moe_kernels_enable); NULL: nothing to ask. */
 	bool (*enable)(void);
 	const struct moe_tiles *tiles; /* packed/tiles.h; NULL: the table has its own ways */
+	const struct moe_coders *coders; /* codelets/format.h; NULL: the plain ones */
 
 	/* ---- what the rows of an expert look like ---- */
 	int width_pad, rank_pad; /* H, I and r are padded to multiples of these */
@@ -228,6 +251,10 @@ struct moe_kernels {
 	/* dgate, dup from dh (may alias dh) */
 	void (*swiglu_bwd)(int64_t n, const float *gate, const float *up, const float *dh,
 			   float *dgate, float *dup);
+	/* The same with h as f says, which is not plain. */
+	void (*glu)(const struct moe_glu *f, int64_t n, const float *gate, const float *up, float *h);
+	void (*glu_bwd)(const struct moe_glu *f, int64_t n, const float *gate, const float *up,
+			const float *dh, float *dgate, float *dup);
 
 	/* ---- attention, by blocks, running softmax ---- */
 	size_t (*attention_scratch)(int dim);
@@ -254,7 +281,8 @@ struct moe_kernels {
 
 	/* ---- experts; chunks c0..c1 are of MOE_CHUNK columns of I (gate_up, down_bwd) or of H
 	 * ---- */
-	size_t (*expert_scratch)(int m, int64_t H, int64_t I, int r);
+	/* compute: the widest of the expert's weights' (moe_expert_compute) */
+	size_t (*expert_scratch)(int m, int64_t H, int64_t I, int r, enum moe_compute compute);
 	void (*expert_gather)(const struct moe_expert *e, struct moe_expert_rows *w, void *scratch);
 	void (*expert_gate_up)(const struct moe_expert *e, struct moe_expert_rows *w, int c0,
 			       int c1, void *scratch);

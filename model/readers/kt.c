@@ -36,7 +36,9 @@ struct moe_kt {
 	struct moe_safetensors *st;  /* that is filled */
 	struct moe_safetensors *blk; /* opened when a layer needs it */
 	struct moe_kt_files *files;
-	struct moe_st_codes codes[MOST_PARTS + 1][2][2]; /* by parts (of down), 8 bits, down */
+	struct moe_st_codes codes[MOST_PARTS + 1][2][2]; /* by parts, 8 bits, down */
+	int file;
+	uint64_t stamp;
 	bool backward_told;
 };
 
@@ -163,13 +165,23 @@ static bool first_kt(const char *dir, const char *prefix, char *name, size_t siz
 	return found;
 }
 
-static bool layer_has_kt(const char *dir, int layer)
+bool moe_kt_has_layer(const char *dir, int layer)
 {
 	char *path = moe_format("%s/_layer_%d/_numa_0", dir, layer), name[NAME_BYTES];
 	bool has = path && first_kt(path, "", name, sizeof name);
 
 	moe_free(path);
 	return has;
+}
+
+uint64_t moe_kt_stamp(const struct moe_kt *kt)
+{
+	return kt->stamp;
+}
+
+void moe_kt_set_file(struct moe_kt *kt, int file)
+{
+	kt->file = file;
 }
 
 bool moe_kt_is(const char *dir)
@@ -182,7 +194,7 @@ bool moe_kt_is(const char *dir)
 	while (d && !is && (e = readdir(d))) {
 		end = 0;
 		is = sscanf(e->d_name, "_layer_%d%n", &layer, &end) == 1 && !e->d_name[end] &&
-		     layer_has_kt(dir, layer);
+		     moe_kt_has_layer(dir, layer);
 	}
 	if (d)
 		closedir(d);
@@ -260,7 +272,7 @@ static enum moe_status size_part(const struct layer *l, const char *what, int wh
 
 static const struct moe_st_codes *codes_of(struct moe_kt *kt, const struct matrix *m)
 {
-	struct moe_st_codes *c = &kt->codes[m->down ? m->parts : 0][m->bits == 8][m->down];
+	struct moe_st_codes *c = &kt->codes[m->parts][m->bits == 8][m->down];
 
 	c->q.coding =
 		(struct moe_coding){ .format = m->bits == 8 ? &moe_format_int8 : &moe_format_int4,
@@ -279,8 +291,10 @@ static enum moe_status add(const struct layer *l, const char *name, struct matri
 				   .dtype = MOE_DTYPE_COUNT,
 				   .ndim = 2,
 				   .data = m,
+				   .file = l->kt->file,
 				   .bytes = sizeof *m + (size_t)m->parts * sizeof *m->part };
 
+	t.stored = (size_t)m->parts * (size_t)(m->n * m->k * m->bits / 8 + m->n * (int64_t)sizeof(float));
 	t.shape[0] = m->down ? m->n : m->n * m->parts;
 	t.shape[1] = m->down ? m->k * m->parts : m->k;
 	t.codes = codes_of(l->kt, m);
@@ -350,7 +364,7 @@ static enum moe_status find_file(const struct layer *l, int part, int which, int
 {
 	char *path = moe_format("%s/_layer_%d/_numa_%d/INT%d_%s_%d_%zuByte_%s_.kt", l->kt->dir,
 				l->index, part, l->bits, which_names[which], expert, bytes, kind);
-	enum moe_status st = path ? moe_kt_files_check(path, bytes) : no_memory(l);
+	enum moe_status st = path ? moe_kt_files_check(path, bytes, &l->kt->stamp) : no_memory(l);
 	char *kept = st == MOE_OK ? moe_st_table_memory(l->kt->st, strlen(path) + 1) : NULL;
 
 	if (st == MOE_OK && !kept)
@@ -392,12 +406,25 @@ static const struct moe_st_tensor *find_blk(const struct layer *l, int which, in
 	return moe_safetensors_find(l->kt->blk, name);
 }
 
+static enum moe_status open_blk(struct moe_kt *kt)
+{
+	MOE_TRY(moe_st_table_open(kt->dir, &kt->blk));
+	for (int i = 0; i < moe_safetensors_file_count(kt->blk); i++) {
+		const void *data;
+		size_t bytes;
+
+		moe_safetensors_file_data(kt->blk, i, &data, &bytes);
+		MOE_TRY(moe_kt_files_check(moe_safetensors_file_path(kt->blk, i), bytes, &kt->stamp));
+	}
+	return MOE_OK;
+}
+
 static enum moe_status look_at_blk(struct layer *l)
 {
 	struct moe_kt *kt = l->kt;
 	char name[NAME_BYTES];
 
-	if (!kt->blk && moe_safetensors_open(kt->dir, &kt->blk) != MOE_OK)
+	if (!kt->blk && open_blk(kt) != MOE_OK)
 		return moe_fail_in(
 			MOE_ERR_IO,
 			"%s: it has no _layer_%d/_numa_0/*.kt, and no safetensors with blk.%d",
@@ -457,7 +484,7 @@ enum moe_status moe_kt_add_layer(struct moe_kt *kt, const struct moe_kt_shape *s
 				 moe_kt_name_fn name, void *user)
 {
 	struct layer l = { .kt = kt, .shape = shape, .index = layer };
-	bool files = layer_has_kt(kt->dir, layer);
+	bool files = moe_kt_has_layer(kt->dir, layer);
 	char buf[NAME_BYTES];
 
 	MOE_TRY(files ? look_at_layer(&l) : look_at_blk(&l));

@@ -22,8 +22,9 @@ struct moe_kt_shape {
 	int64_t hidden, inner; /* H, I */
 };
 
-/* dir has layers of .kt files, or safetensors with blk.N. */
+/* dir has layers of .kt files. */
 bool moe_kt_is(const char *dir);
+bool moe_kt_has_layer(const char *dir, int layer);
 /*
  * The experts of a layer, under these names (which: 0 gate, 1 up, 2 down), in place of those that
  * st has. st keeps what it needs of dir until it is closed; a call for another dir is
@@ -36,5 +37,17 @@ struct moe_kt;
 enum moe_status moe_kt_open(const char *dir, struct moe_safetensors *st, struct moe_kt **out);
 enum moe_status moe_kt_add_layer(struct moe_kt *kt, const struct moe_kt_shape *shape, int layer,
 				 moe_kt_name_fn name, void *user);
+/* Of sizes and times of all files that were looked at. */
+uint64_t moe_kt_stamp(const struct moe_kt *kt);
+/* The file (moe_st_tensor.file) that tensors added from now on are said to lie in. */
+void moe_kt_set_file(struct moe_kt *kt, int file);
+
+/*
+ * kt_folder.c: a folder alone, as a checkpoint. st holds what its safetensors hold, under their names, or nothing.
+ * Experts are model.layers.N.mlp.experts.E.gate_proj.weight, ..., of sizes that the files' tell; the other tensors of
+ * merged folders get the names that kt-kernel's converter took from them.
+ */
+bool moe_kt_is_merged(const struct moe_safetensors *st);
+enum moe_status moe_kt_fill(const char *dir, struct moe_safetensors *st);
 
 #endif

@@ -46,7 +46,7 @@ void moe_kt_files_destroy(struct moe_kt_files *f)
 	moe_free(f);
 }
 
-enum moe_status moe_kt_files_check(const char *path, size_t bytes)
+enum moe_status moe_kt_files_check(const char *path, size_t bytes, uint64_t *stamp)
 {
 	struct stat st;
 
@@ -57,6 +57,7 @@ enum moe_status moe_kt_files_check(const char *path, size_t bytes)
 	if ((size_t)st.st_size != bytes)
 		return moe_fail(MOE_ERR_FORMAT, "%s: has %lld bytes; %zu are expected", path,
 				(long long)st.st_size, bytes);
+	*stamp = moe_mix(*stamp ^ moe_mix((uint64_t)st.st_mtim.tv_sec * 1000000000u + (uint64_t)st.st_mtim.tv_nsec));
 	return MOE_OK;
 }
 

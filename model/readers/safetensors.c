@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/readers/safetensors.h"
 #include "model/readers/gguf.h"
+#include "model/readers/kt.h"
 #include "model/readers/safetensors_header.h"
 #include "model/readers/safetensors_table.h"
 
@@ -213,6 +214,21 @@ static enum moe_status read_index(struct moe_safetensors *st, const char *dir, c
 	return MOE_OK;
 }
 
+/* model-00001.safetensors and those that follow. */
+static enum moe_status add_numbered_files(struct moe_safetensors *st, const char *dir)
+{
+	for (int i = 1; i <= MAX_SHARDS; i++) {
+		char *path = moe_format("%s/model-%05d" SUFFIX, dir, i);
+
+		if (path && !moe_path_exists(path)) {
+			moe_free(path);
+			return MOE_OK;
+		}
+		MOE_TRY(add_file(st, path));
+	}
+	return MOE_OK;
+}
+
 /* The only *.safetensors of dir. */
 static enum moe_status add_lone_file(struct moe_safetensors *st, const char *dir)
 {
@@ -236,6 +252,9 @@ static enum moe_status add_lone_file(struct moe_safetensors *st, const char *dir
 	if (n == 1)
 		return add_file(st, found);
 	moe_free(found);
+	MOE_TRY(add_numbered_files(st, dir));
+	if (st->n_files == n && n)
+		return MOE_OK;
 	return moe_fail(n ? MOE_ERR_FORMAT : MOE_ERR_IO,
 			n ? "%s: %d *.safetensors files but no " INDEX_NAME
 			  : "%s: no model.safetensors, no " INDEX_NAME " (%d *.safetensors files)",
@@ -330,8 +349,46 @@ enum moe_status moe_st_table_replace(struct moe_safetensors *st, const struct mo
 	if (!at)
 		return moe_st_table_tensor(st, t);
 	own.name = st->tensors[at - 1].name;
+	own.file = st->tensors[at - 1].file;
 	st->tensors[at - 1] = own;
 	return MOE_OK;
+}
+
+static enum moe_status fill_slots(struct moe_safetensors *st)
+{
+	memset(st->slots, 0, st->n_slots * sizeof *st->slots);
+	for (size_t i = 0; i < st->count; i++) {
+		uint32_t *slot = slot_of(st, st->tensors[i].name);
+
+		if (*slot)
+			return moe_fail(MOE_ERR_FORMAT, "%s: two tensors would be '%.200s'", st->path,
+					st->tensors[i].name);
+		*slot = (uint32_t)i + 1;
+	}
+	return MOE_OK;
+}
+
+enum moe_status moe_st_table_rename(struct moe_safetensors *st, moe_st_rename_fn *rename, void *user)
+{
+	size_t n = 0;
+
+	for (size_t i = 0; i < st->count; i++) {
+		struct moe_st_tensor t = st->tensors[i];
+		char buf[256], *own;
+		const char *name = rename(user, &t, buf, sizeof buf);
+
+		if (!name)
+			continue;
+		if (strcmp(name, t.name)) {
+			own = moe_st_table_memory(st, strlen(name) + 1);
+			if (!own)
+				return no_memory(st);
+			t.name = strcpy(own, name);
+		}
+		st->tensors[n++] = t;
+	}
+	st->count = n;
+	return st->n_slots ? fill_slots(st) : MOE_OK;
 }
 
 enum moe_status moe_st_table_own(struct moe_safetensors *st, void *owned, void (*close)(void *owned))
@@ -356,11 +413,18 @@ static enum moe_status load_gguf(struct moe_safetensors *st)
 	return status;
 }
 
-static enum moe_status load(struct moe_safetensors *st)
+/* raw: a folder of kt-kernel's under its own names. */
+static enum moe_status load(struct moe_safetensors *st, bool raw)
 {
+	bool kt = !raw && moe_path_is_dir(st->path);
+	enum moe_status status;
+
 	if (moe_gguf_is(st->path))
 		return load_gguf(st);
-	MOE_TRY(choose_files(st));
+	status = choose_files(st);
+	if (status == MOE_ERR_IO && kt && moe_kt_is(st->path))
+		return moe_kt_fill(st->path, st);
+	MOE_TRY(status);
 	for (int i = 0; i < st->n_files; i++)
 		MOE_TRY(load_file(st, i));
 	for (size_t i = 0; i < st->count; i++) {
@@ -371,10 +435,10 @@ static enum moe_status load(struct moe_safetensors *st)
 					"%s: tensor '%.200s' of the index is not in it",
 					st->files[t->file].path, t->name);
 	}
-	return MOE_OK;
+	return kt && moe_kt_is_merged(st) ? moe_kt_fill(st->path, st) : MOE_OK;
 }
 
-enum moe_status moe_safetensors_open(const char *path, struct moe_safetensors **out)
+static enum moe_status open_path(const char *path, bool raw, struct moe_safetensors **out)
 {
 	struct moe_safetensors *st = moe_calloc(1, sizeof *st);
 	enum moe_status status;
@@ -385,13 +449,23 @@ enum moe_status moe_safetensors_open(const char *path, struct moe_safetensors **
 		moe_free(st);
 		return moe_fail(MOE_ERR_NOMEM, "%s: out of memory", path);
 	}
-	status = load(st);
+	status = load(st, raw);
 	if (status != MOE_OK) {
 		moe_safetensors_close(st);
 		return status;
 	}
 	*out = st;
 	return MOE_OK;
+}
+
+enum moe_status moe_safetensors_open(const char *path, struct moe_safetensors **out)
+{
+	return open_path(path, false, out);
+}
+
+enum moe_status moe_st_table_open(const char *path, struct moe_safetensors **out)
+{
+	return open_path(path, true, out);
 }
 
 void moe_safetensors_close(struct moe_safetensors *st)
@@ -535,7 +609,7 @@ enum moe_status moe_safetensors_get_typed(const struct moe_safetensors *st, cons
 enum moe_status moe_safetensors_read_f32(const struct moe_safetensors *st, const char *name,
 					 int ndim, const int64_t *shape, float *out)
 {
-	const struct moe_st_tensor *t;
+	const struct moe_st_tensor *t = NULL;
 
 	MOE_TRY(moe_safetensors_get(st, name, ndim, shape, &t));
 	if (!moe_to_f32(out, t->data, t->dtype, t->bytes / moe_dtype_size(t->dtype)))

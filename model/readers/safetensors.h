@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Reading safetensors: one file, or a checkpoint directory of one file or of shards with an index;
- * and a GGUF file as if it were such a checkpoint (gguf_tensors.c). Files are mapped read-only and trusted in nothing: every header field is checked at open. The
+ * and a GGUF file (gguf_tensors.c) or a folder of kt-kernel's (kt_folder.c) as if it were such a checkpoint. Files are mapped read-only and trusted in nothing: every header field is checked at open. The
  * object is immutable after open: any number of threads may read it.
  */
 #ifndef MOE_MODEL_READERS_SAFETENSORS_H
@@ -25,6 +25,7 @@ struct moe_st_tensor {
 	int64_t shape[MOE_MAX_NDIM];
 	const void *data;
 	size_t bytes;
+	size_t stored; /* bytes in files, where data is a reader's own object; else 0 */
 	int file; /* which file of the checkpoint: moe_safetensors_file_path */
 	/* A matrix that a file quantises in a way of its own (model/quantised.h; dtype MOE_DTYPE_COUNT), or NULL. */
 	const struct moe_st_codes *codes;
@@ -32,7 +33,8 @@ struct moe_st_tensor {
 
 /*
  * Opens path: a file (a GGUF one too), or a directory that holds model.safetensors, else
- * model.safetensors.index.json with its shards, else exactly one *.safetensors.
+ * model.safetensors.index.json with its shards, else exactly one *.safetensors, or model-00001.safetensors and
+ * those that follow (kt-kernel writes no index).
  * With an index a name belongs to the shard that the index gives it; tensors of the shards that the
  * index omits are listed too. Errors name the file: MOE_ERR_IO (unreadable, missing shard),
  * MOE_ERR_FORMAT (malformed, truncated, a shard without a tensor of the index), MOE_ERR_NOMEM.
@@ -46,6 +48,12 @@ const struct moe_st_tensor *moe_safetensors_at(const struct moe_safetensors *st,
 /* By name in constant time; NULL if there is none. */
 const struct moe_st_tensor *moe_safetensors_find(const struct moe_safetensors *st,
 						 const char *name);
+
+/* What the tensor takes in its files. */
+static inline int64_t moe_st_tensor_bytes(const struct moe_st_tensor *t)
+{
+	return (int64_t)(t->stored ? t->stored : t->bytes);
+}
 
 /* Files of the checkpoint, in the order of first mention. The path lives until close. */
 int moe_safetensors_file_count(const struct moe_safetensors *st);

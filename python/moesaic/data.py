@@ -12,7 +12,7 @@ import sys
 from . import packing, report, rows, spans
 from .checkpoint import Checkpoint, model_folder
 from .errors import UserError, run_main
-from .options import Parser, pairs, positive
+from .options import columns, Parser, pairs, positive
 from .progress import Progress
 from .template import NoSystem, load_template
 from .tokenfile import IGNORE, file_sha256, fingerprint, save_tokens
@@ -206,7 +206,7 @@ def _stream_rows(paths, options, shapes, progress):
     """Yields (Row, shape) in order; a file's shape is recognised from its first row."""
     for path in paths:
         for row in rows.read_rows(path, progress.read):
-            row = rows.rename(row, options.columns)
+            row = rows.rename(row, options.columns[path])
             if path not in shapes:
                 shapes[path] = rows.recognise(row)
             yield row, shapes[path]
@@ -229,7 +229,7 @@ def _chosen_rows(options, shapes, progress):
 def tokenise(options, stream):
     """-> (Documents, Tokeniser, shape of each file)"""
     options.template_vars = pairs(options.template_vars, "--template-vars", as_json=True)
-    options.columns = pairs(options.columns, "--columns")
+    options.columns = columns(options.columns, options.data)
     if not os.path.isdir(model_folder(options.model)):
         raise UserError(f"--model {options.model}: no such folder")
     tokeniser, documents, shapes = Tokeniser(options.model, options), Documents(options), {}
@@ -269,7 +269,7 @@ def _metadata(options, documents, tokeniser, shapes):
         "cutoff_len": options.cutoff_len,
         "mask": [MASK_RULE, options.train_on, options.on_long, options.no_system],
         "packing": options.packing,
-        "rows": [options.columns, options.max_samples, options.seed],
+        "rows": [list(options.columns.values()), options.max_samples, options.seed],
     }
     return {
         "hash": fingerprint(parts),

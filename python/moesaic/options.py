@@ -19,6 +19,27 @@ def positive(text):
     return value
 
 
+def columns(values, paths, flag="--columns"):
+    """-> file -> our name -> the file's name. OURS=THEIRS holds for all files, OURS=THEIRS@FILE for that one, before the others."""
+    result = {path: {} for path in paths}
+    own = {}
+    for item in (part for value in values or [] for part in value):
+        ours, equals, theirs = item.partition("=")
+        if not equals or not ours or not theirs:
+            raise UserError(f"{flag} {item}: expected NAME=VALUE")
+        path = max((p for p in paths if theirs.endswith("@" + p)), key=len, default=None)
+        if path is None:
+            for names in result.values():
+                names[ours] = theirs
+            continue
+        theirs = theirs[: -len(path) - 1]
+        if own.setdefault((path, ours), theirs) != theirs:
+            raise UserError(f"{flag}: {path} has {ours} from {own[path, ours]} and from {theirs}: one of both")
+    for (path, ours), theirs in own.items():
+        result[path][ours] = theirs
+    return result
+
+
 def pairs(values, flag, as_json=False):
     result = {}
     for item in (part for value in values or [] for part in value):

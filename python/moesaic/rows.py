@@ -119,11 +119,8 @@ def _checked(value, place):
 def rename(row, columns):
     """columns: our name -> the file's name."""
     if columns:
-        value = dict(row.value)
-        for ours, theirs in columns.items():
-            if theirs in value:
-                value[ours] = value.pop(theirs)
-        row.value = value
+        found = {ours: row.value[theirs] for ours, theirs in columns.items() if theirs in row.value}
+        row.value = {k: v for k, v in row.value.items() if k not in columns.values()} | found
     return row
 
 

@@ -24,7 +24,7 @@ class Reader(DataTest):
         self.template(REASONING)
         self.path = os.path.join(self.folder, "random.jsonl")
         self.options = data.parser().parse_args(["--model", self.model, "--data", self.path, "--quiet"])
-        self.options.template_vars, self.options.columns = {}, {}
+        self.options.template_vars, self.options.columns = {}, {self.path: {}}
         self.tokeniser = data.Tokeniser(self.model, self.options)
 
     def read(self, content):

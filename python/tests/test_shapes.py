@@ -10,6 +10,9 @@ import unittest
 
 import numpy as np
 
+from moesaic.errors import UserError
+from moesaic.options import columns as columns_of
+
 from .support import CHATML, REASONING, DataTest, talk
 
 
@@ -102,6 +105,19 @@ class Shapes(DataTest):
     def test_columns_rename(self):
         row = {"question": "q", "answer": "a"}
         self.assertEqual(self.trained(row, "--columns", "instruction=question", "output=answer"), ["a<|im_end|>"])
+        row = {"instruction": "a", "output": "q"}
+        self.assertEqual(self.trained(row, "--columns", "instruction=output", "output=instruction"), ["a<|im_end|>"])
+
+    def test_columns_of_one_file(self):
+        first = self.write("a.json", json.dumps([{"question": "q", "text": "not this"}, {"question": "q", "text": "a"}]))
+        second = self.write("b.json", json.dumps([{"prompt": "q", "said": "a"}]))
+        columns = [f"instruction=question@{first}", f"output=text@{first}", f"instruction=prompt@{second}", "output=said"]
+        printed, arrays, _ = self.run_data(first, "--data", second, "--columns", *columns, f"instruction=question@{first}")
+        self.assertIn("a.json: alpaca", printed)
+        self.assertIn("b.json: alpaca", printed)
+        self.assertEqual(len(arrays["doc_offsets"]), 4)
+        with self.assertRaisesRegex(UserError, "a.json has instruction from question and from text: one of both"):
+            columns_of([[f"instruction=question@{first}", f"instruction=text@{first}"]], [first])
 
 
 class TokenFile(DataTest):

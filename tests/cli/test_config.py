@@ -184,6 +184,28 @@ class Config(Case):
         self.assertIn("cutoff_len: 4000: the model has 512 positions", result.stderr)
         self.assertIn("4 documents", result.stdout)
 
+    @unittest.skipUnless(os.path.exists(VENV_PYTHON), "no build/venv (./run setup makes it)")
+    def test_columns_of_several_datasets(self):
+        """Each dataset's own, for training and for evaluation; run.yaml has them by file."""
+        names = {"one": ("q", "a"), "two": ("question", "answer"), "held": ("ask", "say")}
+        info = {}
+        for name, (ask, say) in names.items():
+            self.write(f"{name}.jsonl", "".join(json.dumps({ask: f"word {i}", say: f"text {i}", "input": 3 * "x "}) + "\n" for i in range(3)))
+            info[name] = {"file_name": f"{name}.jsonl", "columns": {"prompt": ask, "response": say}}
+        self.write("dataset_info.json", json.dumps(info))
+        config = self.write("lf.yaml", f"model_name_or_path: {MODEL}\ndataset: one,two\neval_dataset: held\ndataset_dir: {self.path()}\n"
+                            f"chat_template: {QUICK_TEMPLATE}\noutput_dir: {self.out}\nmax_steps: 1\npacking: false\n")  # fmt: skip
+        result = self.good("train", "--config", config, "--json", "--threads", 2)
+        self.assertEqual(result.stderr.count("3 read, 3 used"), 1)
+        self.assertEqual(result.stderr.count("6 read, 6 used"), 1)
+        text = self.read("out", "run.yaml").decode()
+        for name, (ask, say) in names.items():
+            self.assertIn(f'"instruction={ask}@{self.path()}/{name}.jsonl"', text)
+            self.assertIn(f'"output={say}@{self.path()}/{name}.jsonl"', text)
+        found = json.loads(self.good("eval", "--config", config, "--json", "--threads", 2).stdout)
+        self.assertEqual(len(found["documents"]), 3)
+        self.good("train", "--config", self.path("out", "run.yaml"), "--output-dir", self.path("again"), "--quiet")
+
     def test_unknown_dataset(self):
         self.write("dataset_info.json", json.dumps({"identity": {"file_name": "x.json"}}))
         line = self.bad(2, "train", "--model", MODEL, "--dataset", "identty", "--dataset-dir", self.path(),

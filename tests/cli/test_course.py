@@ -71,6 +71,84 @@ class Course(Case):
         wrong = self.write("wrong.yaml", "metric_for_best_model: accuracy\n")
         self.assertIn("eval_loss", self.bad(2, *self.train_arguments("--config", wrong)))
 
+    def checkpoints(self):
+        return sorted(int(name.split("-")[1]) for name in os.listdir(self.out) if name.startswith("checkpoint-"))
+
+    def test_strategies(self):
+        """transformers' words for when to log, evaluate and save. 12 rows of 2 are 6 steps an epoch, 4 are kept."""
+        held = ["--eval-split", 4]
+        for flags, evaluated, saved in (
+            ([], [6, 8], []),
+            (["--eval-strategy", "no"], [], []),
+            (["--eval-strategy", "epoch"], [6, 8], []),
+            (["--eval-strategy", "steps", "--eval-steps", 3], [3, 6, 8], []),
+            (["--eval-strategy", "steps", "--logging-steps", 5], [5, 8], []),
+            (["--eval-steps", 2, "--eval-delay", 5, "--eval-on-start"], [0, 6, 8], []),
+            (["--eval-delay", 2], [8], []),
+            (["--save-strategy", "no"], [6, 8], []),
+            (["--save-strategy", "steps", "--save-steps", 4], [6, 8], [4, 8]),
+            (["--save-strategy", "epoch"], [6, 8], [6, 8]),
+            (["--save-strategy", "best", "--eval-steps", 4, "--save-total-limit", 9], [4, 8], None),
+        ):
+            with self.subTest(flags):
+                values = self.train("--max-steps", 8, "--overwrite", *held, *flags)
+                steps, evaluations = self.log()
+                self.assertEqual([e["step"] for e in evaluations], evaluated)
+                if saved is None:
+                    best = [e["step"] for i, e in enumerate(evaluations) if e["eval_loss"] < min([9e9, *(x["eval_loss"] for x in evaluations[:i])])]
+                    saved = best
+                self.assertEqual(self.checkpoints(), saved)
+                self.assertEqual("eval_loss" in values, bool(evaluated))
+                self.assertEqual("eval_batch_tokens" in values, bool(evaluated))
+                self.assertTrue(os.path.exists(os.path.join(self.out, "adapter_model.safetensors")))
+        self.train("--max-steps", 8, "--overwrite", "--logging-steps", 5, "--logging-first-step")
+        self.assertEqual([e["step"] for e in self.log()[0]], [1, 5, 8])
+
+    def test_the_evaluation_at_the_start_is_of_the_base(self):
+        """Of the untrained adapter, whose B is zero; it is logged, and never the best."""
+        values = self.train("--max-steps", 2, "--eval-split", 4, "--eval-on-start", "--eval-steps", 1, "--learning-rate", "1e-9",
+                            "--load-best")  # fmt: skip
+        evaluations = self.log()[1]
+        self.assertEqual([e["step"] for e in evaluations], [0, 1, 2])
+        self.assertAlmostEqual(evaluations[0]["eval_loss"], evaluations[1]["eval_loss"], places=3)
+        self.assertIn(values["best_step"], (1, 2))
+        self.assertEqual(self.state()["log_history"][0]["step"], 0)
+
+    def test_checkpoints_of_another_run(self):
+        """None that a run begun anew, or gone on from an earlier step, could take for its own."""
+        self.train("--max-steps", 8, "--save-steps", 2)
+        self.assertEqual(self.checkpoints(), [6, 8])
+        old = os.path.join(self.out, "checkpoint-8")
+        self.assertIn("--overwrite removes", self.bad(2, *self.train_arguments("--overwrite", "--adapter", old, data=self.data)))
+        self.assertEqual(self.checkpoints(), [6, 8])
+        self.train("--max-steps", 5, "--save-steps", 2, "--overwrite", "--learning-rate", "2e-3")
+        self.assertEqual(self.checkpoints(), [2, 4])
+        self.train("--max-steps", 5, "--save-steps", 3, "--resume", os.path.join(self.out, "checkpoint-2"))
+        self.assertEqual(self.checkpoints(), [2, 3])
+
+    def test_strategies_against_numbers(self):
+        """Flags win over a file, two flags are a mistake, and in a file the strategy holds, with a note."""
+        for flags, line in (
+            (["--eval-strategy", "no", "--eval-steps", 2], "--eval-steps has no meaning with --eval-strategy no"),
+            (["--eval-strategy", "epoch", "--eval-steps", 2], "--eval-steps has no meaning with --eval-strategy epoch"),
+            (["--save-strategy", "no", "--save-steps", 2], "--save-steps has no meaning with --save-strategy no"),
+            (["--save-strategy", "best"], "the best checkpoint is found by evaluation: give evaluation data"),
+            (["--load-best", "--eval-split", 4, "--eval-strategy", "no"], "and an eval_strategy other than no"),
+            (["--save-strategy", "never"], "expected no|steps|epoch|best"),
+        ):
+            self.assertIn(line, self.bad_training(2, *flags))
+        for no in ("no", '"no"', "false"):
+            config = self.write("lf.yaml", f"eval_strategy: {no}\nsave_strategy: {no}\neval_steps: 2\nsave_steps: 2\nval_size: 4\n")
+            result = self.good(*[a for a in self.train_arguments("--config", config, "--max-steps", 4, "--overwrite") if a != "--quiet"])
+            self.assertIn("eval-strategy no: ignored from --config: eval-steps\n", result.stderr)
+            self.assertIn("save-strategy no: ignored from --config: save-steps\n", result.stderr)
+            self.assertEqual((self.log()[1], self.checkpoints()), ([], []))
+            self.assertIn('eval_strategy: "no"', self.read("out", "run.yaml").decode())
+        again = self.good("train", "--config", self.path("out", "run.yaml"), "--overwrite", "--quiet")
+        self.assertEqual(again.stderr, "")
+        self.train("--config", config, "--max-steps", 4, "--overwrite", "--eval-steps", 3, "--save-steps", 4)
+        self.assertEqual(([e["step"] for e in self.log()[1]], self.checkpoints()), ([3, 4], [4]))
+
     def test_losses_of_the_router(self):
         self.train("--max-steps", 2)
         plain = self.log()[0]

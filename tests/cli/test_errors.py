@@ -163,6 +163,10 @@ ROWS = [
     ("train --model {m} --data {t} --output-dir /proc/moesaic", 2, "--output-dir /proc/moesaic"),
     ("train --model {m} --data {t} --output-dir {d}/done", 2, "has results of a run", "--overwrite starts anew"),
     (TRAIN + " --trace {d}/none/t.mxt", 2, "--trace", "No such file"),
+    (TRAIN + " --save-strategy epoch --save-steps 2", 2, "--save-steps has no meaning with --save-strategy epoch", "leave one out"),
+    (TRAIN + " --eval-strategy no --eval-data {t}", 2, "--eval-data has no meaning with --eval-strategy no"),
+    (TRAIN + " --method full --lora-rank 3", 2, "--lora-rank has no meaning with --method full", "--method hybrid"),
+    (TRAIN + " --masters bf16", 2, "--masters bf16 has no meaning with --method lora", "full and hybrid"),
     (TRAIN + " --resume {d}/nothing", 2, "nothing"),
     # generate, doctor
     ("generate --model {m} two words", 2, "one prompt, in quotes; 2 arguments"),
@@ -196,8 +200,8 @@ BEYOND = {
     "pipe: %s": "no file can be opened",
     "fdopen: %s": "no memory",
     "--%s %lld, but the adapter in %s has rank %d": "needs a trained adapter: test_run.py",
+    "--adapter %s is a checkpoint that --overwrite removes: copy it elsewhere, or name another --output-dir": "needs a trained adapter: test_course.py",
     "the loss is not finite: the adapter or the weights have NaN or Inf, or overflow": "needs a trained adapter: test_course.py",
-    "not in this version yet": "commands that are not built yet: test_flags.py",
     "standard output cannot be written": "test_full_standard_output",
     "bench %s needs a checkout of moesaic with its Python": "test_without_its_other_programs",
     "%s is not beside moesaic: in a checkout, cmake --build build/release --target %s": "test_without_its_other_programs",
@@ -205,7 +209,7 @@ BEYOND = {
 }
 # Files whose texts must all be met; those of merge, convert and inspect have tests of their own.
 COVERED = """bench cli completion config dataset doctor estimate eval foreign generate main model option_values options python token_check
-token_file tokenizer train""".split()
+token_file tokenizer train train_settings""".split()
 
 
 def texts():

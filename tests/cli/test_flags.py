@@ -1,19 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
 """Help, unknown names, values out of range, flags that are not built yet."""
 
+import json
+import os
+import re
 import unittest
 
-from support import Case
+from support import MODEL, Case
 
-COMMANDS = ["train", "data", "eval", "generate", "estimate", "doctor"]
+COMMANDS = ["train", "data", "eval", "generate", "estimate", "doctor", "merge", "convert", "inspect", "trace", "bench"]
+TRACES = ["check", "diff", "export", "import", "report", "summary", "whatif"]
 
 
 class Flags(Case):
     def test_help_fits_a_screen(self):
-        for arguments in (["--help"], *([c, "--help"] for c in COMMANDS)):
-            lines = self.good(*arguments).stdout.split("\n")
-            self.assertLessEqual(len(lines), 45, arguments)
+        for arguments in (["--help"], *([c, "--help"] for c in COMMANDS), *(["trace", c, "--help"] for c in TRACES)):
+            lines = self.good(*arguments).stdout.splitlines()
+            self.assertLessEqual(len(lines), 40, arguments)
             self.assertLessEqual(max(map(len, lines)), 80, arguments)
+        self.assertLessEqual(max(map(len, self.good("--help-all").stdout.splitlines())), 80)
+
+    def test_help_names_every_command(self):
+        named = re.findall(r"(?m)^  ([a-z]+) +\S", self.good("--help").stdout)
+        self.assertEqual(sorted(named), sorted(COMMANDS))
+        self.assertEqual(re.findall(r"(?m)^  ([a-z]+) +\S", self.good("trace", "--help").stdout), TRACES)
+
+    def test_quiet_and_json_everywhere(self):
+        """--quiet: errors and warnings, and what was asked for where that is all a command does; --json: an object on stdout."""
+        tokens, trace, adapter = self.tokens(), self.path("t.mxt"), self.path("out")
+        self.good(*self.train_arguments("--max-steps", 2, "--save-steps", 1, "--trace", trace))
+        for n, (arguments, silent) in enumerate((
+            (["eval", "--model", MODEL, "--data", tokens], False),
+            (["estimate", "--model", MODEL], False), (["doctor"], False), (["inspect", adapter], False),
+            (["inspect", os.path.join(adapter, "checkpoint-1")], False), (["inspect", trace], False), (["inspect", tokens], False), (["inspect", MODEL], False),
+            (["merge", "--model", MODEL, "--adapter", adapter, "--output-dir", "NEW"], True),
+            (["convert", adapter, "NEW", "--adapter-format", "kt"], True), (["convert", MODEL, "NEW", "--weights", "int8"], True),
+            *((["trace", c, trace, "--json"], False) for c in ("summary", "check", "report", "whatif")), (["trace", "diff", trace, trace, "--json"], False),
+            (["trace", "export", trace, "--to", "chrome"], True), (["trace", "report", trace], True), (["trace", "check", trace], True),
+            (self.train_arguments("--max-steps", 1, "--overwrite"), True),
+        )):  # fmt: skip
+            with self.subTest(arguments):
+                result = self.good(*[self.path(f"quiet{n}") if a == "NEW" else a for a in arguments if a != "--quiet"], "--quiet")
+                self.assertEqual(result.stderr, "")
+                self.assertEqual(not result.stdout, silent, result.stdout)
+                flags = ["--json"] if "--json" not in arguments else []
+                result = self.good(*[self.path(f"json{n}") if a == "NEW" else a for a in arguments], *flags)
+                self.assertIsInstance(json.loads(result.stdout), dict)
 
     def test_help_all_has_every_flag_once(self):
         text = self.good("train", "--help-all").stdout

@@ -46,6 +46,7 @@ adafactor: false
 label_smoothing_factor: 0.0
 neftune_noise_alpha: 0
 train_sampling_strategy: random
+logging_strategy: steps
 metric_for_best_model: eval_loss
 greater_is_better: false
 do_sample: true
@@ -139,10 +140,10 @@ use_hyper_parallel hyper_parallel_args hyper_parallel_cp_size asft_alpha eaft_al
 mtp_loss_weight compute_accuracy include_effective_tokens_per_second optim_target_modules average_tokens_across_devices bf16 fp16
 bf16_full_eval fp16_full_eval tf32 activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing
 gradient_checkpointing_kwargs torch_compile torch_compile_backend torch_compile_mode use_liger_kernel liger_kernel_config use_cache
-torch_empty_cache_steps auto_find_batch_size logging_strategy logging_first_step log_on_each_node logging_nan_inf_filter
+torch_empty_cache_steps auto_find_batch_size logging_strategy log_on_each_node logging_nan_inf_filter
 include_num_input_tokens_seen log_level log_level_replica disable_tqdm report_to run_name project trackio_space_id trackio_bucket_id
-trackio_static_space_id eval_strategy eval_delay per_device_eval_batch_size prediction_loss_only eval_on_start eval_do_concat_batches
-eval_use_gather_object eval_accumulation_steps include_for_metrics batch_eval_metrics save_only_model save_strategy save_on_each_node
+trackio_static_space_id per_device_eval_batch_size prediction_loss_only eval_do_concat_batches
+eval_use_gather_object eval_accumulation_steps include_for_metrics batch_eval_metrics save_only_model save_on_each_node
 enable_jit_checkpoint push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision ignore_data_skip
 restore_callback_states_from_checkpoint full_determinism data_seed use_cpu accelerator_config parallelism_config dataloader_drop_last
 dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context
@@ -156,7 +157,7 @@ lang n_shot save_dir download_mode use_kt kt_optimize_rule chunk_size mode kt_ma
 kt_non_expert_weight_path kt_expert_checkpoint_path kt_lora_expert_num kt_lora_expert_intermediate_size kt_backend kt_tp_enabled
 kt_threadpool_count kt_weight_lifecycle kt_num_gpu_experts kt_skip_expert_loading kt_share_backward_bb kt_share_cache_pool
 kt_force_fused_expert_lora kt_max_cache_depth kt_model_max_length kt_activation_policy kt_checkpoint_files group_by_length
-save_safetensors logging_dir evaluation_strategy no_cuda torchdynamo
+save_safetensors logging_dir no_cuda torchdynamo
 """.split()
 # Where "x" is no value of the key
 VALUES = {"streaming": True, "fsdp_config": {"a": {"b": 1}}, "report_to": ["wandb", "tensorboard"], "gradient_checkpointing_kwargs": {"a": 1},
@@ -187,6 +188,11 @@ MAPPED = {
     "adam_beta2": (0.95, "adam_beta2: 0.95"),
     "load_best_model_at_end": (True, "load_best: true"),
     "kt_expert_weight_format": ("int8", 'weights: "int8"'),
+    "save_strategy": ("epoch", 'save_strategy: "epoch"'),
+    "evaluation_strategy": ("steps", 'eval_strategy: "steps"'),
+    "logging_first_step": (True, "logging_first_step: true"),
+    "eval_delay": (2, "eval_delay: 2"),
+    "eval_on_start": (True, "eval_on_start: true"),
 }
 
 

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Completion scripts and the manual page, as shells and man read them."""
 
+import os
 import re
 import shutil
 import subprocess
 import unittest
 
-from support import Case
+from support import TOOL, Case
 
 
 class Generated(Case):
     def flags(self):
         return set(re.findall(r"(?m)^  (--[a-z0-9-]+)", self.good("--help-all").stdout))
 
-    def complete(self, *words):
+    def complete(self, *words, program="moesaic"):
         script = self.write("moesaic.bash", self.good("--completion", "bash").stdout)
         command = f'source {script}; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _moesaic; printf "%s\\n" "${{COMPREPLY[@]}}"'
-        run = subprocess.run(["bash", "-c", command, "bash", "moesaic", *words], capture_output=True, text=True)
+        run = subprocess.run(["bash", "-c", command, "bash", program, *words], capture_output=True, text=True)
         self.assertEqual(run.stderr, "")
         return run.stdout.split()
 
@@ -28,6 +29,14 @@ class Generated(Case):
         self.write("rows.jsonl", "")
         self.assertEqual(self.complete("data", "--data", self.path("row")), [self.path("rows.jsonl")])
         self.assertEqual(self.complete("train", "--model", self.path("row")), [])
+        self.assertEqual(self.complete("re"), [])  # replay is not in this version
+
+    def test_bash_asks_other_programs(self):
+        words = [os.path.join(os.path.dirname(TOOL), "moesaic")]
+        self.assertEqual(self.complete("trace", "s", program=words[0]), ["summary"])
+        self.assertEqual(self.complete("trace", "report", "--s", program=words[0]), ["--step"])
+        self.assertEqual(self.complete("bench", "la", program=words[0]), ["layer"])
+        self.assertIn("--tokens", self.complete("bench", "layer", "--", program=words[0]))
 
     @unittest.skipUnless(shutil.which("zsh"), "no zsh")
     def test_zsh(self):
@@ -53,6 +62,8 @@ class Generated(Case):
         self.assertTrue(self.flags())
         for flag in self.flags():
             self.assertIn("\n.BR \\-\\-" + flag[2:].replace("-", "\\-"), page)
+        for name in re.findall(r"(?m)^  ([a-z]+) +\S", self.good("--help").stdout):
+            self.assertIn(f'.SS "moesaic {name}', page)
         self.assertNotRegex(page, r"(?m)^[.'](?!TH|SH|SS|TP|PP|BR|BI|B|I|ad l)")
         if not shutil.which("groff"):
             return

@@ -68,9 +68,13 @@ class Weights:
                 with open(os.path.join(at, file), "wb") as out:
                     out.write(data)
 
-    def write_tensors(self, folder, without=(), backward=False):
+    def write_tensors(self, folder, without=(), backward=False, plain=None):
+        """plain: the other tensors of that checkpoint too, under kt-kernel's names, in files without an index."""
         os.makedirs(folder)
         arrays = {}
+        for name, tensor in read_tensors(plain).items() if plain else ():
+            if ".experts." not in name:
+                arrays[name.replace("model.layers.", "blk.").replace("model.", "")] = tensor[1:]
         for (layer, expert, which), p, codes, scale in self.each_part():
             at = f"blk.{layer}.ffn_{which}_exps.{expert}.numa.{p}."
             arrays[at + "weight"] = ("I8", [len(codes)], codes)
@@ -79,7 +83,13 @@ class Weights:
                 arrays[at.replace("_exps", "_bwd_exps") + "weight"] = ("I8", [64], bytes(64))
         for name in without:
             del arrays[name]
-        save_tensors(os.path.join(folder, "model.safetensors"), arrays, {})
+        if not plain:
+            save_tensors(os.path.join(folder, "model.safetensors"), arrays, {})
+            return
+        shutil.copy(os.path.join(plain, "config.json"), folder)
+        names = list(arrays)
+        for i in range(2):
+            save_tensors(os.path.join(folder, f"model-{i + 1:05d}.safetensors"), {n: arrays[n] for n in names[i::2]}, {})
 
     def checkpoint(self, plain, folder):
         """A folder like `plain` whose experts are these codes, as compressed-tensors has them."""
@@ -148,6 +158,123 @@ class Load(KtCase):
                        f"output_dir: {self.path('out')}\ndata: [{self.path('t.safetensors')}]\nmax_steps: 3\n")  # fmt: skip
         self.run_tool("train", "--config", self.path("run.yaml"), "--quiet")
         self.assertTrue(os.path.exists(self.path("out/adapter_model.safetensors")))
+
+
+class Converting(KtCase):
+    def convert(self, *args, code=0):
+        said = self.run_tool("convert", *args, "--json", code=code)
+        return json.loads(said) if code == 0 else said
+
+    def test_what_training_reads_is_written(self):
+        for bits, parts in ((8, 2), (4, 2), (8, 1)):
+            weights = Weights(bits, parts)
+            weights.write_files(self.path("kt"))
+            said = self.convert(self.path("plain"), self.path("out"), "--kt-weights", self.path("kt"))
+            self.assertEqual((said["weights"], said["error"], said["kept"]), ("nearest", 0, 3 * LAYERS * EXPERTS))
+            self.assertEqual(self.loss("out"), self.loss("plain", "--kt-weights", self.path("kt")))
+            said = self.convert(self.path("plain"), self.path("bf16"), "--kt-weights", self.path("kt"), "--weights", "bf16")
+            self.assertGreater(said["error"], 0)
+            self.assertLess(said["error"], 3e-3)
+            for folder in ("kt", "out", "bf16"):
+                shutil.rmtree(self.path(folder))
+
+    def test_experts_of_the_model_are_left_out(self):
+        """Quantised ones have scales, fused ones other names: nothing of them may stay."""
+        Weights(8, 2).write_files(self.path("kt"))
+        want = self.loss("plain", "--kt-weights", self.path("kt"))
+        for kind in ("fp8", "mxfp4"):
+            self.run_tool("convert", self.path("plain"), self.path(kind), "--weights", kind, "--layers", "experts", "--quiet")
+            self.convert(self.path(kind), self.path("out"), "--kt-weights", self.path("kt"))
+            names = [n for n in read_tensors(self.path("out")) if ".experts." in n]
+            self.assertEqual(len(names), 2 * 3 * LAYERS * EXPERTS)
+            self.assertEqual(self.loss("out"), want)
+            self.assertEqual(self.loss(kind, "--kt-weights", self.path("kt")), want)
+            shutil.rmtree(self.path("out"))
+
+    def test_merged_folder_is_a_checkpoint(self):
+        for bits in (8, 4):
+            weights = Weights(bits, 2)
+            weights.write_tensors(self.path("kt"), plain=self.path("plain"))
+            want = self.loss("plain", "--kt-weights", self.path("kt"))
+            self.assertEqual(self.loss("kt"), want)
+            self.convert(self.path("kt"), self.path("out"), "--weights", "nearest")
+            self.assertEqual(self.loss("out"), want)
+            for folder in ("kt", "out"):
+                shutil.rmtree(self.path(folder))
+
+    def test_other_files_start_anew(self):
+        """A part of another folder's conversion is not gone on with."""
+        weights = Weights(8, 2)
+        weights.write_files(self.path("kt"))
+        os.makedirs(self.path("out.partial"))
+        with open(self.path("out.partial/convert.json"), "w", encoding="utf-8") as file:
+            json.dump({"format": "moesaic-convert-1", "weights": "nearest", "note": "experts of elsewhere"}, file)
+        self.assertIn("out.partial", self.convert(self.path("plain"), self.path("out"), "--kt-weights", self.path("kt"), code=2))
+
+    def test_refused(self):
+        Weights(8, 2).write_files(self.path("kt"))
+        said = self.convert(self.path("kt"), self.path("out"), "--weights", "int8", code=2)
+        self.assertIn("--kt-weights", said)
+        shutil.copy(self.path("plain/config.json"), self.path("kt"))
+        said = self.convert(self.path("kt"), self.path("out"), "--weights", "int8", code=2)
+        self.assertIn("has no model in it", said)
+        said = self.convert(self.path("plain"), self.path("out"), "--weights", "nearest", code=2)
+        self.assertIn("GGUF and kt's files", said)
+        os.remove(self.path(f"kt/_layer_0/_numa_1/INT8_up_2_{INNER * 2}Byte_scale_.kt"))
+        said = self.convert(self.path("plain"), self.path("out"), "--kt-weights", self.path("kt"), code=2)
+        self.assertIn("INT8_up_2", said)
+        self.assertFalse(os.path.exists(self.path("out")))
+
+
+class Inspecting(KtCase):
+    def inspect(self, folder, *args):
+        return json.loads(self.run_tool("inspect", self.path(folder), "--json", *args))
+
+    def check(self, said, weights, base_error):
+        bits, parts = weights.bits, weights.parts
+        rows = said["quantised"]
+        self.assertEqual(sum(r["matrices"] for r in rows), 3 * LAYERS * EXPERTS)
+        for row in rows:
+            self.assertEqual((row["format"], row["of"], row["scale"]), (f"int{bits}", "experts", "F32"))
+        codes = 3 * LAYERS * EXPERTS * HIDDEN * INNER * bits // 8
+        scales = 4 * LAYERS * EXPERTS * (2 * INNER + HIDDEN * parts)
+        self.assertEqual(sum(r["bytes"] for r in rows), codes + scales)
+        values = np.concatenate([(weights.codes[k] * np.repeat(s, weights.codes[k].shape[1] // s.shape[1], 1)).ravel()
+                                 for k, s in weights.scales.items()])  # fmt: skip
+        self.assertAlmostEqual(max(r["largest"] for r in rows), values.max(), places=5)
+        self.assertAlmostEqual(min(r["least"] for r in rows), values.min(), places=5)
+        for row in rows:
+            self.assertEqual(row["compared"], row["matrices"])
+            self.assertLess(abs(row["error"] - base_error), 1e-6)
+
+    def test_files(self):
+        for bits, parts in ((8, 2), (4, 1)):
+            weights = Weights(bits, parts)
+            weights.write_files(self.path("kt"))
+            self.run_tool("convert", self.path("plain"), self.path("f32"), "--kt-weights", self.path("kt"), "--weights", "f32",
+                          "--quiet")  # fmt: skip
+            said = self.inspect("kt", "--values", "--base", self.path("f32"))
+            self.assertEqual((said["kind"], said["files"]), ("tensors", LAYERS))
+            self.check(said, weights, 0)
+            self.assertEqual(said["bytes"], sum(r["bytes"] for r in said["quantised"]))
+            on_disk = sum(os.path.getsize(os.path.join(at, f)) for at, _, names in os.walk(self.path("kt")) for f in names)
+            self.assertEqual(said["bytes"], on_disk)
+            self.assertIn("int", self.run_tool("inspect", self.path("kt")))
+            for folder in ("kt", "f32"):
+                shutil.rmtree(self.path(folder))
+
+    def test_merged(self):
+        weights = Weights(8, 2)
+        weights.write_tensors(self.path("kt"), plain=self.path("plain"))
+        self.run_tool("convert", self.path("kt"), self.path("f32"), "--weights", "f32", "--quiet")
+        said = self.inspect("kt", "--values", "--base", self.path("f32"))
+        self.assertEqual((said["kind"], said["experts_stored"]), ("model", "one by one"))
+        self.check(said, weights, 0)
+
+    def test_damaged(self):
+        Weights(8, 2).write_files(self.path("kt"))
+        os.remove(self.path(f"kt/_layer_1/_numa_0/INT8_gate_0_{INNER * 2}Byte_scale_.kt"))
+        self.assertIn("_layer_1", self.run_tool("inspect", self.path("kt"), code=2))
 
 
 class Refused(KtCase):

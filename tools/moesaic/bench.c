@@ -26,9 +26,8 @@ static void usage(void)
 	printf("usage: moesaic bench NAME [flags of that program]\ntimes this machine\n\n");
 	for (size_t i = 0; i < BENCHES; i++)
 		printf("  %-10s %s\n", benches[i].name, benches[i].what);
-	printf("\nmoesaic bench NAME --help lists the flags. Benches are built in a checkout: "
-	       "cmake\n"
-	       "--build build/release --target bench_NAME.\n");
+	printf("\nmoesaic bench NAME --help lists the flags. Benches are built in a checkout:\n"
+	       "cmake --build build/release --target bench_NAME.\n");
 }
 
 int bench_exec(char **argv)

@@ -23,10 +23,16 @@ struct command {
 	const char *name, *summary;
 	const char *operands;		   /* as in the usage line; NULL: takes none */
 	const struct option_group *groups; /* ends with a NULL title; NULL: no options */
-	int (*run)(struct settings *s, int argc, char **argv); /* NULL: not in this version */
+	int (*run)(struct settings *s, int argc, char **argv);
 };
 
 extern const struct command *const cli_commands[]; /* NULL ends */
+
+/* Commands that are programs of their own, with their own flags and --help. */
+struct cli_program {
+	const char *name, *operands, *summary; /* summary NULL: not in this version */
+};
+extern const struct cli_program cli_programs[]; /* a NULL name ends */
 
 /* "moesaic COMMAND: text" on stderr; returns code. */
 int cli_fail(int code, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -52,5 +58,6 @@ const char *cli_nearest(const char *name, const char *const *names);
 int bench_exec(char **argv);
 
 void cli_usage(const struct command *c, int all);
+void cli_usage_programs(void); /* their lines of the help */
 
 #endif

@@ -29,5 +29,7 @@ extern const struct option options_general[]; /* config, quiet, json */
 
 /* Defaults that depend on other settings, without those of the data. */
 int train_resolve_method(struct settings *s);
+/* When to evaluate and save: strategies and numbers of steps agree afterwards. Before datasets are resolved. */
+int train_resolve_course(struct settings *s);
 
 #endif

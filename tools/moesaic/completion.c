@@ -58,6 +58,19 @@ static void bash_command(const struct command *c)
 	printf("\t\t;;\n");
 }
 
+/* Programs of their own are asked what they take. */
+#define NAMES_OF "sed -n 's/^  \\([a-z][a-z]*\\) .*/\\1/p'"
+#define FLAGS_OF "grep -oE '^ *--[a-z-]+'"
+
+static void bash_program(const struct cli_program *p)
+{
+	printf("\t%s)\n"
+	       "\t\tif [ \"$COMP_CWORD\" = 2 ]; then words=$(${COMP_WORDS[0]} %s --help 2>/dev/null | " NAMES_OF ")\n"
+	       "\t\telse flags=\"--help $(${COMP_WORDS[0]} %s ${COMP_WORDS[2]} --help 2>/dev/null | " FLAGS_OF ")\"; fi\n"
+	       "\t\t;;\n",
+	       p->name, p->name, p->name);
+}
+
 static void bash(void)
 {
 	printf("# bash completion for moesaic, made by moesaic --completion bash\n"
@@ -66,13 +79,17 @@ static void bash(void)
 	       "\tlocal flags= words= files= folders=\n\tCOMPREPLY=()\n"
 	       "\tif [ \"$COMP_CWORD\" = 1 ]; then\n\t\tCOMPREPLY=($(compgen -W \"");
 	for (int i = 0; cli_commands[i]; i++)
-		if (cli_commands[i]->run)
-			printf("%s ", cli_commands[i]->name);
-	printf("trace replay sweep --help --help-all --version\" -- \"$cur\"))\n\t\treturn\n\tfi\n"
+		printf("%s ", cli_commands[i]->name);
+	for (const struct cli_program *p = cli_programs; p->name; p++)
+		if (p->summary)
+			printf("%s ", p->name);
+	printf("--help --help-all --version\" -- \"$cur\"))\n\t\treturn\n\tfi\n"
 	       "\tcase ${COMP_WORDS[1]} in\n");
 	for (int i = 0; cli_commands[i]; i++)
-		if (cli_commands[i]->run)
-			bash_command(cli_commands[i]);
+		bash_command(cli_commands[i]);
+	for (const struct cli_program *p = cli_programs; p->name; p++)
+		if (p->summary)
+			bash_program(p);
 	printf("\tesac\n"
 	       "\tif [ -n \"$words\" ]; then COMPREPLY=($(compgen -W \"$words\" -- \"$cur\"))\n"
 	       "\telif [ -n \"$folders\" ]; then compopt -o filenames 2>/dev/null; "
@@ -120,27 +137,37 @@ static void zsh_option(const struct option *o)
 	printf("' \\\n");
 }
 
+static void zsh_name(const char *name, const char *summary)
+{
+	printf("\t\t'%s:", name);
+	zsh_text(summary);
+	printf("'\n");
+}
+
 static void zsh(void)
 {
 	printf("#compdef moesaic\n# made by moesaic --completion zsh\n_moesaic() {\n"
 	       "\tlocal -a commands\n\tcommands=(\n");
 	for (int i = 0; cli_commands[i]; i++)
-		if (cli_commands[i]->run) {
-			printf("\t\t'%s:", cli_commands[i]->name);
-			zsh_text(cli_commands[i]->summary);
-			printf("'\n");
-		}
+		zsh_name(cli_commands[i]->name, cli_commands[i]->summary);
+	for (const struct cli_program *p = cli_programs; p->name; p++)
+		if (p->summary)
+			zsh_name(p->name, p->summary);
 	printf("\t)\n\tif ((CURRENT == 2)); then\n\t\t_describe command "
 	       "commands\n\t\treturn\n\tfi\n"
-	       "\tlocal command=$words[2]\n\tshift words\n\t((CURRENT--))\n\tcase $command in\n");
+	       "\tlocal command=$words[2] program=$words[1]\n\tshift words\n\t((CURRENT--))\n\tcase $command in\n");
 	for (int i = 0; cli_commands[i]; i++) {
-		if (!cli_commands[i]->run)
-			continue;
 		printf("\t%s)\n\t\t_arguments -S \\\n", cli_commands[i]->name);
 		EACH_OPTION(cli_commands[i], o) zsh_option(o);
 		printf("\t\t\t'--help[most used flags]' '--help-all[all flags]'%s\n\t\t;;\n",
 		       cli_commands[i]->operands ? " '*:file:_files'" : "");
 	}
+	for (const struct cli_program *p = cli_programs; p->name; p++)
+		if (p->summary)
+			printf("\t%s)\n\t\tif ((CURRENT == 2)); then compadd -- ${(f)\"$($program %s --help 2>/dev/null | " NAMES_OF ")\"}\n"
+			       "\t\telse compadd -- --help ${(f)\"$($program %s $words[2] --help 2>/dev/null | " FLAGS_OF
+			       " | tr -d ' ')\"}; _files; fi\n\t\t;;\n",
+			       p->name, p->name, p->name);
 	printf("\tesac\n}\n_moesaic \"$@\"\n");
 }
 

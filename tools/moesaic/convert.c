@@ -11,7 +11,9 @@
 
 static const struct option what[] = {
 	{ "weights", OPTION_CHOICE, OPTION_COMMON, "nearest|int8|int4|fp8|mxfp4|gptq|awq|bf16|f16|f32",
-	  NULL, "format of a model's weights (of a GGUF file: nearest)", 0, 0, "", NULL },
+	  NULL, "format of a model's weights (of GGUF and kt's files: nearest)", 0, 0, "", NULL },
+	{ "kt-weights", OPTION_TEXT, OPTION_COMMON, "DIR", NULL,
+	  "folder of kt-kernel's INT8 or INT4 files: its experts, not IN's", 0, 0, "kt-weight-path", NULL },
 	{ "layers", OPTION_CHOICE, OPTION_COMMON, "experts|linear", NULL,
 	  "what becomes so: experts, or all projections (fp8: linear, other formats: experts)", 0,
 	  0, "", NULL },
@@ -68,7 +70,8 @@ static int check(const struct settings *s, bool *model)
 	if (*model && !is_file(in) && !has_file(in, "config.json"))
 		return cli_fail(CLI_USAGE,
 				"%s: it has no adapter_config.json and no config.json, so it "
-				"is neither an adapter nor a model",
+				"is neither an adapter nor a model (a folder of kt-kernel's files is named by "
+				"--kt-weights, its model is IN)",
 				in);
 	if (*model && settings_has(s, "adapter-format"))
 		return cli_fail(CLI_USAGE,
@@ -82,7 +85,9 @@ static int check(const struct settings *s, bool *model)
 				in);
 	if (!*model && !settings_has(s, "adapter-format"))
 		return cli_fail(CLI_USAGE, "--adapter-format peft|per-expert|kt is missing");
-	if (*model && !is_file(in) && !settings_has(s, "weights"))
+	if (!*model && settings_has(s, "kt-weights"))
+		return cli_fail(CLI_USAGE, "%s is an adapter: --kt-weights is for models", in);
+	if (*model && !is_file(in) && !settings_has(s, "kt-weights") && !settings_has(s, "weights"))
 		return cli_fail(CLI_USAGE,
 				"--weights int8|int4|fp8|mxfp4|gptq|awq|bf16|f16|f32 is missing");
 	return 0;
@@ -185,6 +190,7 @@ static int run_model(const struct settings *s)
 		.layers = settings_text(s, "layers"),
 		.max_shard_bytes = settings_int(s, "max-shard-size"),
 		.threads = (int)settings_int(s, "threads"),
+		.kt_weights = settings_text(s, "kt-weights"),
 		.progress = work_progress,
 	};
 	struct work w;

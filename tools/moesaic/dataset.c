@@ -17,8 +17,10 @@ static const char *const column_names[][2] = {
 	{ "tools", "tools" },
 };
 
+#define COLUMN_NAMES (int)(sizeof column_names / sizeof *column_names)
+
 struct chosen {
-	char *files[MAX_NAMES], *columns[MAX_NAMES];
+	char *files[MAX_NAMES], *columns[MAX_NAMES * COLUMN_NAMES];
 	int n_files, n_columns;
 };
 
@@ -59,14 +61,15 @@ static int unknown_name(const cJSON *info, const char *path, const char *name)
 			near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
 }
 
-static void add_column(struct chosen *c, const char *ours, const char *theirs)
+/* Of that file: datasets may call their columns differently. */
+static void add_column(struct chosen *c, const char *ours, const char *theirs, const char *file)
 {
 	char *item;
 
 	/* "messages" is recognised as it is */
-	if (!strcmp(ours, theirs) || !strcmp(theirs, "messages") || c->n_columns == MAX_NAMES)
+	if (!strcmp(ours, theirs) || !strcmp(theirs, "messages") || !*theirs)
 		return;
-	item = cli_format("%s=%s", ours, theirs);
+	item = cli_format("%s=%s@%s", ours, theirs, file);
 	for (int i = 0; i < c->n_columns; i++)
 		if (!strcmp(c->columns[i], item)) {
 			free(item);
@@ -126,14 +129,15 @@ static int choose(const cJSON *info, const char *folder, const char *path, const
 	{
 		if (!cJSON_IsString(column))
 			continue;
-		for (size_t i = 0; i < sizeof column_names / sizeof *column_names; i++)
+		for (int i = 0; i < COLUMN_NAMES; i++)
 			if (!strcmp(column->string, column_names[i][0]))
-				add_column(c, column_names[i][1], column->valuestring);
+				add_column(c, column_names[i][1], column->valuestring, c->files[c->n_files - 1]);
 	}
 	return 0;
 }
 
-static int resolve(struct settings *s, const char *names_flag, const char *files_flag)
+/* add: also the columns, where no --columns says them. */
+static int resolve(struct settings *s, const char *names_flag, const char *files_flag, bool add)
 {
 	const char *folder = settings_text(s, "dataset-dir");
 	struct chosen c = { .n_files = 0 };
@@ -156,8 +160,8 @@ static int resolve(struct settings *s, const char *names_flag, const char *files
 	if (!rc)
 		rc = settings_set(s, files_flag, (const char *const *)c.files, c.n_files);
 	settings_unset(s, names_flag); /* run.yaml names the files */
-	if (!rc && c.n_columns && !settings_has(s, "columns"))
-		rc = settings_set(s, "columns", (const char *const *)c.columns, c.n_columns);
+	for (int i = 0; i < c.n_columns && !rc && add; i++)
+		rc = settings_add(s, "columns", c.columns[i]);
 	for (int i = 0; i < c.n_files; i++)
 		free(c.files[i]);
 	for (int i = 0; i < c.n_columns; i++)
@@ -170,7 +174,8 @@ static int resolve(struct settings *s, const char *names_flag, const char *files
 
 int dataset_resolve(struct settings *s)
 {
-	int rc = resolve(s, "dataset", "data");
+	bool add = !settings_has(s, "columns");
+	int rc = resolve(s, "dataset", "data", add);
 
-	return rc ? rc : resolve(s, "eval-dataset", "eval-data");
+	return rc ? rc : resolve(s, "eval-dataset", "eval-data", add);
 }

@@ -7,7 +7,7 @@
 
 /*
  * --dataset and --eval-dataset, names in dataset-dir/dataset_info.json, become --data and
- * --eval-data (and --columns). Names may be separated by commas.
+ * --eval-data, their columns --columns OURS=THEIRS@FILE. Names may be separated by commas.
  */
 int dataset_resolve(struct settings *s);
 

@@ -174,9 +174,10 @@ static int run(struct settings *s, int argc, char **argv)
 {
 	struct estimate_result r = { .found = { .struct_size = sizeof r.found },
 				     .limit = allowed(s) };
-	int rc = dataset_resolve(s);
+	int rc = train_resolve_course(s);
 
 	(void)argc, (void)argv;
+	rc = rc ? rc : dataset_resolve(s);
 	rc = rc ? rc : train_resolve_method(s);
 	if (!rc && access(settings_text(s, "model"), R_OK))
 		rc = cli_fail(CLI_USAGE, "--model %s: no such folder or config.json%s", settings_text(s, "model"),

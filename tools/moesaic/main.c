@@ -10,17 +10,23 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Commands that cli.md names and this version does not have. */
-static const struct command bench = { .name = "bench", .summary = "times this machine" };
-
 const struct command *const cli_commands[] = {
 	&command_train,	   &command_data, &command_eval, &command_generate,
 	&command_estimate, &command_merge, &command_convert, &command_inspect,
-	&command_doctor,   &bench,	  NULL,
+	&command_doctor,   NULL,
 };
 
 /* Run as git runs its subcommands: `trace X` is moesaic-trace X, the others are its subcommands. */
 static const char *const external[] = { "trace", "replay", "sweep", NULL };
+
+/* Without a summary: not in this version, so no help names it. */
+const struct cli_program cli_programs[] = {
+	{ "trace", "SUBCOMMAND FILE...", "where a recorded run's time went" },
+	{ "bench", "NAME", "times this machine" },
+	{ "replay", NULL, NULL },
+	{ "sweep", NULL, NULL },
+	{ NULL, NULL, NULL },
+};
 
 /* The program beside this one, NULL: cannot be told. */
 static const char *beside(const char *name, char *buf, size_t size)
@@ -84,8 +90,8 @@ static int unknown_command(const char *name)
 
 	for (int i = 0; cli_commands[i]; i++)
 		names[n++] = cli_commands[i]->name;
-	for (int i = 0; external[i]; i++)
-		names[n++] = external[i];
+	for (const struct cli_program *p = cli_programs; p->name; p++)
+		names[n++] = p->name;
 	names[n] = NULL;
 	near = near ? near : cli_nearest(name, names);
 	if (*name == '-')
@@ -109,8 +115,6 @@ static int run_command(const struct command *c, int argc, char **argv)
 	int rc;
 
 	cli_set_command(c->name);
-	if (!c->run)
-		return cli_fail(CLI_USAGE, "not in this version yet");
 	rc = settings_parse(&s, c, argc - 2, argv + 2);
 	if (rc == 0)
 		rc = c->run(&s, argc, argv);
@@ -148,11 +152,11 @@ int main(int argc, char **argv)
 		return finish(CLI_DONE);
 	}
 	if (!strcmp(argv[1], "--help-all")) {
-		for (int i = 0; cli_commands[i]; i++)
-			if (cli_commands[i]->run) {
-				cli_usage(cli_commands[i], 1);
-				putchar('\n');
-			}
+		for (int i = 0; cli_commands[i]; i++) {
+			cli_usage(cli_commands[i], 1);
+			putchar('\n');
+		}
+		cli_usage_programs();
 		return finish(CLI_DONE);
 	}
 	if (!strcmp(argv[1], "bench"))

@@ -68,6 +68,15 @@ static void command(const struct command *c)
 	}
 }
 
+static void program(const struct cli_program *p)
+{
+	printf(".SS \"moesaic %s ", p->name);
+	text(p->operands);
+	printf("\"\n");
+	text(p->summary);
+	printf("; moesaic %s \\-\\-help lists what there is, moesaic %s NAME \\-\\-help its flags.\n", p->name, p->name);
+}
+
 void cli_man(void)
 {
 	printf(".TH MOESAIC 1 \"\" \"moesaic %s\" \"User Commands\"\n", moe_version());
@@ -80,8 +89,10 @@ void cli_man(void)
 	       "too.\n"
 	       ".SH COMMANDS\n");
 	for (int i = 0; cli_commands[i]; i++)
-		if (cli_commands[i]->run)
-			command(cli_commands[i]);
+		command(cli_commands[i]);
+	for (const struct cli_program *p = cli_programs; p->name; p++)
+		if (p->summary)
+			program(p);
 	printf(".SH EXIT STATUS\n");
 	printf(".TP\n0\ndone\n.TP\n1\nsomething else went wrong\n.TP\n2\nbad input or usage\n"
 	       ".TP\n3\nit does not fit into memory\n.TP\n4\ntraining diverged\n"

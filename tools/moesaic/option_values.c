@@ -100,6 +100,14 @@ static int check_range(const struct option *o, double value, const char *text)
 	return 0;
 }
 
+/* YAML's `no` is the truth value false for some readers and writers. */
+static bool says_no(const struct option *o, const char *text)
+{
+	bool on;
+
+	return o->type == OPTION_CHOICE && option_word_among("no", o->arg, '|') && option_truth(text, &on) && !on;
+}
+
 static int check_one(const struct option *o, const char *text)
 {
 	int64_t whole;
@@ -126,7 +134,7 @@ static int check_one(const struct option *o, const char *text)
 					o->name, text);
 		return 0;
 	case OPTION_CHOICE:
-		if (!option_word_among(text, o->arg, '|'))
+		if (!option_word_among(text, o->arg, '|') && !says_no(o, text))
 			return cli_fail(CLI_USAGE, "--%s %s: expected %s", o->name, text, o->arg);
 		return 0;
 	default:
@@ -162,7 +170,7 @@ char *option_normal(const struct option *o, const char *text)
 		option_int(text, &whole);
 		return cli_format("%lld", (long long)whole);
 	}
-	return cli_format("%s", text);
+	return cli_format("%s", says_no(o, text) ? "no" : text);
 }
 
 int option_check(const struct option *o, const char *text)

@@ -12,6 +12,7 @@
 void progress_open(struct progress *p, const struct settings *s)
 {
 	*p = (struct progress){ .every = settings_int(s, "logging-steps"),
+				.first = settings_on(s, "logging-first-step"),
 				.in_flight = strcmp(settings_text(s, "pipeline"), "sequential") ? 2 : 1 };
 	if (settings_on(s, "quiet"))
 		return;
@@ -58,7 +59,7 @@ static void show_step(struct progress *p, const struct moe_train_event *e)
 			step, total, e->loss, e->tokens_per_s, eta, waiting);
 		fflush(p->to);
 		p->line_open = true;
-	} else if (e->step % p->every == 0 || e->step == e->total_steps) {
+	} else if (e->step % p->every == 0 || e->step == e->total_steps || (e->step == 1 && p->first)) {
 		fprintf(p->to,
 			"step %lld/%lld  loss %.4f  lr %.3g  grad_norm %.4g  %.0f tokens/s  %s "
 			"left  %s\n",

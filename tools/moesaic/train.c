@@ -36,6 +36,21 @@ struct training {
 
 /* ---- output folder ---- */
 
+/* OUTPUT/checkpoint-N, however it is spelled. */
+static bool is_checkpoint_of(const char *dir, const char *output)
+{
+	char *full = realpath(dir, NULL), *parent = realpath(output, NULL), *slash = full ? strrchr(full, '/') : NULL;
+	bool is = false;
+
+	if (slash && parent) {
+		*slash = 0;
+		is = !strcmp(full, parent) && !strncmp(slash + 1, "checkpoint-", strlen("checkpoint-"));
+	}
+	free(full);
+	free(parent);
+	return is;
+}
+
 static int check_output(struct training *t)
 {
 	static const char *const results[] = { "adapter_config.json", "trainer_log.jsonl" };
@@ -49,6 +64,9 @@ static int check_output(struct training *t)
 	if (stat(t->output, &st) == 0 && stat(settings_text(t->s, "model"), &base) == 0 && st.st_dev == base.st_dev &&
 	    st.st_ino == base.st_ino)
 		return cli_fail(CLI_USAGE, "--output-dir %s is the base model's folder: name another", t->output);
+	if (settings_on(t->s, "overwrite") && settings_has(t->s, "adapter") && is_checkpoint_of(settings_text(t->s, "adapter"), t->output))
+		return cli_fail(CLI_USAGE, "--adapter %s is a checkpoint that --overwrite removes: copy it elsewhere, or name another --output-dir",
+				settings_text(t->s, "adapter"));
 	for (size_t i = 0; i < sizeof results / sizeof *results; i++) {
 		char *path = cli_format("%s/%s", t->output, results[i]);
 		bool there = access(path, F_OK) == 0;
@@ -157,89 +175,6 @@ static int write_run(struct training *t)
 
 /* ---- settings ---- */
 
-static void set_number(struct settings *s, const char *name, int64_t value)
-{
-	char *text = cli_format("%lld", (long long)value);
-
-	settings_set(s, name, (const char *const *)&text, 1);
-	free(text);
-}
-
-/* Is it set, to something else than its default? */
-static bool differs(const struct settings *s, const char *name)
-{
-	const char *preset = settings_option(s, name)->preset;
-	char *text = settings_joined(s, name);
-	bool same = !*text || (preset && !strcmp(text, preset));
-
-	free(text);
-	return !same;
-}
-
-/*
- * Settings that the method does not have. On the command line they are a mistake; in a file, which may serve
- * several methods, they are named and left out.
- */
-static int drop_lora(struct settings *s)
-{
-	static const char *const names[] = { "lora-rank", "expert-lora-rank", "lora-alpha",   "lora-dropout",	"lora-target",
-					     "share-a",	  "rslora",	      "train-router", "adapter-format", NULL };
-	char *left = cli_format("%s", "");
-
-	for (const char *const *n = names; *n; n++) {
-		char *longer;
-
-		if (settings_flagged(s, *n)) {
-			free(left);
-			return cli_fail(CLI_USAGE, "--%s has no meaning with --method full, which trains all weights, without "
-						   "an adapter: leave it out, or --method hybrid", *n);
-		}
-		if (settings_given(s, *n) && differs(s, *n)) {
-			longer = cli_format("%s%s%s", left, *left ? ", " : "", *n);
-			free(left);
-			left = longer;
-		}
-		settings_unset(s, *n);
-	}
-	if (*left)
-		cli_note("method full has no adapter: ignored from --config: %s", left);
-	free(left);
-	return 0;
-}
-
-static int drop_other_methods(struct settings *s)
-{
-	const char *method = settings_text(s, "method"), *f32 = "f32";
-
-	if (!strcmp(method, "full"))
-		return drop_lora(s);
-	if (strcmp(method, "lora") || !differs(s, "masters"))
-		return 0;
-	if (settings_flagged(s, "masters"))
-		return cli_fail(CLI_USAGE, "--masters %s has no meaning with --method lora, whose adapter is f32: it is for "
-					   "full and hybrid", settings_text(s, "masters"));
-	cli_note("method lora trains no weights: ignored from --config: masters");
-	return settings_set(s, "masters", &f32, 1);
-}
-
-/* Defaults that depend on other settings; alpha stays open where ranks differ: it follows each. */
-int train_resolve_method(struct settings *s)
-{
-	int64_t rank = settings_int(s, "lora-rank");
-	int rc = drop_other_methods(s);
-
-	if (rc || !strcmp(settings_text(s, "method"), "full"))
-		return rc ? rc : settings_exclusive(s, "batch-size", "batch-tokens");
-
-	if (!settings_has(s, "adapter")) {
-		if (!settings_has(s, "expert-lora-rank"))
-			set_number(s, "expert-lora-rank", rank);
-		if (!settings_has(s, "lora-alpha") && settings_int(s, "expert-lora-rank") == rank)
-			set_number(s, "lora-alpha", 2 * rank);
-	}
-	return settings_exclusive(s, "batch-size", "batch-tokens");
-}
-
 /* transformers' rules: steps win over the ratio; below 1 they are a ratio themselves. */
 static void fill_warmup(const struct settings *s, struct moe_trainer_params *p)
 {
@@ -251,6 +186,13 @@ static void fill_warmup(const struct settings *s, struct moe_trainer_params *p)
 	else if (steps > 0 ||
 		 (settings_has(s, "warmup-steps") && !settings_given(s, "warmup-ratio")))
 		p->warmup_ratio = steps;
+}
+
+static bool is(const struct settings *s, const char *name, const char *value)
+{
+	const char *text = settings_text(s, name);
+
+	return text && !strcmp(text, value);
 }
 
 static void fill_params(const struct training *t, struct moe_trainer_params *p)
@@ -282,8 +224,12 @@ static void fill_params(const struct training *t, struct moe_trainer_params *p)
 		.keep_order = !settings_on(s, "shuffle"),
 		.seed = (uint64_t)settings_int(s, "seed"),
 		.logging_steps = (int)settings_int(s, "logging-steps"),
-		.eval_steps = (int)settings_int(s, "eval-steps"),
-		.save_steps = (int)settings_int(s, "save-steps"),
+		.eval_steps = is(s, "eval-strategy", "no") ? -1 : (int)settings_int(s, "eval-steps"),
+		.save_steps = is(s, "save-strategy", "epoch") ? -1 : (int)settings_int(s, "save-steps"),
+		.save_best = is(s, "save-strategy", "best"),
+		.log_first = settings_on(s, "logging-first-step"),
+		.eval_at_start = settings_on(s, "eval-on-start"),
+		.eval_delay = settings_real(s, "eval-delay"),
 		.save_total_limit = (int)settings_int(s, "save-total-limit"),
 		.max_hours = settings_real(s, "max-hours"),
 		.skip_non_finite = !strcmp(settings_text(s, "on-nan"), "skip"),
@@ -559,6 +505,7 @@ static int prepare(struct training *t)
 	enum token_report report = settings_on(t->s, "json") ? REPORT_STDERR : REPORT_STDOUT;
 	int rc = train_resolve_method(t->s);
 
+	rc = rc ? rc : train_resolve_course(t->s);
 	rc = rc ? rc : dataset_resolve(t->s);
 	if (!rc && !settings_has(t->s, "data"))
 		rc = cli_fail(CLI_USAGE, "--data FILE... is missing");
@@ -596,7 +543,7 @@ static const struct option_group groups[] = {
 
 const struct command command_train = {
 	.name = "train",
-	.summary = "fine-tune a model",
+	.summary = "fine-tune a mixture-of-experts model",
 	.groups = groups,
 	.run = run,
 };

@@ -49,6 +49,21 @@ const char *cli_placeholder(const struct option *o)
 	return o->type == OPTION_FLAG ? "" : o->arg ? o->arg : places[o->type];
 }
 
+/* From column `at` on, choices broken behind a bar; the column where it ends. */
+static int show_place(const char *place, int at)
+{
+	while (*place) {
+		int n = (int)strcspn(place, "|");
+
+		n += place[n] == '|';
+		if (at + n > WIDTH)
+			at = printf("\n      ") - 1;
+		at += printf("%.*s", n, place);
+		place += n;
+	}
+	return at;
+}
+
 static void show_option(const struct option *o)
 {
 	const char *place = cli_placeholder(o);
@@ -56,8 +71,9 @@ static void show_option(const struct option *o)
 	char *preset = o->preset && o->type != OPTION_FLAG ? cli_format(" (%s)", o->preset)
 							   : cli_format("%s", "");
 	char *only = limits(o), *text = cli_format("%s%s%s", o->help, preset, only);
-	int at = printf("  --%s%s%s%s%s", o->name, *place ? " " : "", optional ? "[" : "", place,
-			optional ? "]" : "");
+	int at = printf("  --%s%s%s", o->name, *place ? " " : "", optional ? "[" : "");
+
+	at = show_place(place, at) + printf("%s", optional ? "]" : "");
 
 	if (at >= INDENT - 1) {
 		putchar('\n');
@@ -86,13 +102,19 @@ static void show_groups(const struct command *c, int all)
 	}
 }
 
+void cli_usage_programs(void)
+{
+	for (const struct cli_program *p = cli_programs; p->name; p++)
+		if (p->summary)
+			printf("  %-10s %s\n", p->name, p->summary);
+}
+
 static void show_commands(void)
 {
-	printf("usage: moesaic COMMAND [flags]\n\n"
-	       "Fine-tunes mixture-of-experts language models on CPUs.\n\n");
+	printf("usage: moesaic COMMAND [flags]\n\n");
 	for (int i = 0; cli_commands[i]; i++)
-		if (cli_commands[i]->run)
-			printf("  %-10s %s\n", cli_commands[i]->name, cli_commands[i]->summary);
+		printf("  %-10s %s\n", cli_commands[i]->name, cli_commands[i]->summary);
+	cli_usage_programs();
 	printf("\nThe most used flags of train:\n");
 	for (int i = 0; cli_commands[i]; i++)
 		if (!strcmp(cli_commands[i]->name, "train"))

@@ -28,10 +28,17 @@ extern const struct trace_command *const trace_command_list[]; /* generated */
 int trace_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void trace_set_command(const char *name); /* for trace_fail */
 
+/* One line of JSON about a file: {"file": PATH, NAME: COUNT, ...}; a NULL name ends. */
+struct trace_count {
+	const char *name;
+	int64_t count;
+};
+void trace_written(const char *path, const struct trace_count *counts);
+
 /* ---- flags ---- */
 
 /*
- * Flags of a subcommand. "--name value" or "--name=value"; positional arguments go to files. An
+ * Flags of a subcommand, beside --help and --quiet, which all have. "--name value" or "--name=value"; positional arguments go to files. An
  * unknown flag, a missing value or a wrong number of files is told by trace_fail.
  */
 struct trace_flag {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Flags of subcommands, and errors as one line. */
 #include "tools/trace/command.h"
+#include "tools/trace/json.h"
 
 #include <errno.h>
 #include <math.h>
@@ -14,6 +15,18 @@ static const char *command = "";
 void trace_set_command(const char *name)
 {
 	command = name;
+}
+
+void trace_written(const char *path, const struct trace_count *counts)
+{
+	struct trace_json j = { .out = stdout };
+
+	trace_json_object(&j, NULL);
+	trace_json_text(&j, "file", path);
+	for (; counts->name; counts++)
+		trace_json_integer(&j, counts->name, counts->count);
+	trace_json_end(&j, '}');
+	putchar('\n');
 }
 
 int trace_fail(const char *format, ...)
@@ -71,7 +84,7 @@ static int apply(const struct trace_flag *f, const char *value, int *i, int argc
 int trace_flags(const struct trace_command *c, int argc, char **argv,
 		const struct trace_flag *flags, const char **files, int min_files, int max_files)
 {
-	bool only_files = false;
+	bool only_files = false, quiet = false, json = false;
 	int n = 0;
 
 	trace_set_command(c->name);
@@ -82,6 +95,10 @@ int trace_flags(const struct trace_command *c, int argc, char **argv,
 		if (!only_files && (!strcmp(a, "--help") || !strcmp(a, "-h"))) {
 			help(c);
 			return -1;
+		}
+		if (!only_files && !strcmp(a, "--quiet")) {
+			quiet = true;
+			continue;
 		}
 		if (!only_files && !strcmp(a, "--")) {
 			only_files = true;
@@ -99,7 +116,10 @@ int trace_flags(const struct trace_command *c, int argc, char **argv,
 			return trace_fail("unknown flag %s (moesaic trace %s --help)", a, c->name);
 		if (apply(f, value, &i, argc, argv))
 			return TRACE_EXIT_BAD;
+		json = json || !strcmp(f->name, "--json");
 	}
+	if (quiet && !json && !freopen("/dev/null", "w", stdout))
+		return trace_fail("--quiet: /dev/null: %s", strerror(errno));
 	return n < min_files ? trace_fail("a trace file is missing; usage: %s", c->usage) : 0;
 }
 

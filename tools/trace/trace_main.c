@@ -10,9 +10,8 @@ static void usage(FILE *out)
 {
 	fprintf(out, "usage: moesaic trace SUBCOMMAND ...\n\n");
 	for (int i = 0; trace_command_list[i]; i++)
-		fprintf(out, "  %-34s %s\n", trace_command_list[i]->usage,
-			trace_command_list[i]->summary);
-	fprintf(out, "\nmoesaic trace SUBCOMMAND --help lists its flags. "
+		fprintf(out, "  %-8s %s\n", trace_command_list[i]->name, trace_command_list[i]->summary);
+	fprintf(out, "\nmoesaic trace SUBCOMMAND --help lists its flags; --quiet prints errors only.\n"
 		     "Traces come from `moesaic train --trace FILE`.\n");
 }
 

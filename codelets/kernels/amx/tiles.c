@@ -75,6 +75,7 @@ const struct moe_tiles AMX_TILES = {
 	.grad = OWN(tile_grad),
 	.swiglu = SWIGLU,
 	.swiglu_bwd = SWIGLU_BWD,
+	MOE_ELEMENTWISE_TILES,
 	.fence = fence,
 	.peak = peak,
 };

@@ -2,6 +2,7 @@
 /* The table for AVX-512 with BF16: bf16 operands, f32 sums. */
 #include "codelets/kernels/avx512_bf16/decode.h"
 #include "codelets/kernels/avx512_bf16/ints.h"
+#include "codelets/kernels/elementwise/elementwise.h"
 
 static void fence(void)
 {
@@ -54,6 +55,7 @@ const struct moe_tiles moe_tiles_avx512_bf16 = {
 	.grad = avx512_bf16_grad,
 	.swiglu = avx512_bf16_swiglu_tile,
 	.swiglu_bwd = avx512_bf16_swiglu_tile_bwd,
+	MOE_ELEMENTWISE_TILES,
 	.fence = fence,
 	.peak = peak,
 };

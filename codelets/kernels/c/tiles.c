@@ -79,5 +79,6 @@ const struct moe_tiles moe_tiles_c = {
 	.grad = c_grad,
 	.swiglu = OWN(swiglu_rows),
 	.swiglu_bwd = OWN(swiglu_rows_bwd),
+	MOE_ELEMENTWISE_TILES,
 	.fence = fence,
 };

@@ -34,6 +34,17 @@ void OWN(swiglu_rows)(const struct moe_swiglu_rows *r, float *g, const float *u)
 void OWN(swiglu_rows_bwd)(const struct moe_swiglu_rows *r, const float *dh, int64_t ld_dh,
 			  float *dgate, float *dup, float *h, float *dgw);
 
+/* glu.c, and for tables of tiles glu_rows.c */
+void OWN(glu)(const struct moe_glu *f, int64_t n, const float *gate, const float *up, float *h);
+void OWN(glu_bwd)(const struct moe_glu *f, int64_t n, const float *gate, const float *up,
+		  const float *dh, float *dgate, float *dup);
+void OWN(glu_rows)(const struct moe_swiglu_rows *r, float *g, const float *u);
+void OWN(glu_rows_bwd)(const struct moe_swiglu_rows *r, const float *dh, int64_t ld_dh,
+		       float *dgate, float *dup, float *h, float *dgw);
+
+/* The fields of struct moe_tiles that are filled in from here. */
+#define MOE_ELEMENTWISE_TILES .glu = OWN(glu_rows), .glu_bwd = OWN(glu_rows_bwd)
+
 /* softmax.c: for tables of tiles (packed/softmax.h) */
 struct moe_score_tile;
 struct moe_softmax_state;
@@ -59,6 +70,13 @@ void OWN(to_bf16)(int m, int64_t n, const float *x, int64_t ldx, uint16_t *dst, 
 void OWN(pack_rows)(int64_t block, int rows, int64_t k, int64_t kp, const float *src, int64_t ld,
 		    float scale, uint16_t *dst);
 
+/* codes.c (moe_coders of codelets/format.h) */
+uint32_t OWN(largest)(int64_t n, int64_t k, const float *x, int64_t ld);
+void OWN(range)(int64_t k, const float *x, float *least, float *largest);
+void OWN(integers)(int64_t k, const float *x, float scale, int least, int most, int add, uint8_t *codes);
+void OWN(e4m3)(int64_t k, const float *x, float scale, uint8_t *codes);
+void OWN(e2m1)(int64_t k, const float *x, float scale, uint8_t *codes);
+
 /* optimizer.c */
 double OWN(sum_squares)(int64_t n, const float *g);
 void OWN(adamw)(int64_t n, float *p, const float *g, float *m, float *v, const struct moe_adamw *o);
@@ -67,6 +85,7 @@ void OWN(adamw)(int64_t n, float *p, const float *g, float *m, float *v, const s
 #define MOE_ELEMENTWISE_KERNELS                                                                    \
 	.rmsnorm = OWN(rmsnorm), .rmsnorm_bwd = OWN(rmsnorm_bwd), .rope = OWN(rope),               \
 	.swiglu = OWN(swiglu), .swiglu_bwd = OWN(swiglu_bwd),                                      \
+	.glu = OWN(glu), .glu_bwd = OWN(glu_bwd),                                                  \
 	.ce_partial = OWN(ce_partial), .ce_bwd = OWN(ce_bwd), .sum_rows = OWN(sum_rows),           \
 	.to_bf16 = OWN(to_bf16), .sum_squares = OWN(sum_squares), .adamw = OWN(adamw)
 

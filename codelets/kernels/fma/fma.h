@@ -7,6 +7,7 @@
 #ifndef MOE_CODELETS_KERNELS_FMA_FMA_H
 #define MOE_CODELETS_KERNELS_FMA_FMA_H
 
+#include "codelets/kernels/elementwise/elementwise.h"
 #include "codelets/kernels/fma/fma_decode.h"
 #include "codelets/kernels/fma/fma_grad.h"
 #include "codelets/kernels/fma/fma_swiglu.h"
@@ -37,6 +38,6 @@ static double fma_peak(int64_t iterations)
 	.unpack_fwd = fma_unpack_fwd, .unpack_bwd = fma_unpack_bwd, .fwd = fma_fwd,                \
 	.bwd_columns = fma_bwd_columns, .bwd_scratch = fma_bwd_scratch, .bwd = fma_bwd,            \
 	.pairs = fma_pairs, .pairs_bf16 = fma_pairs_bf16, .grad = fma_grad, .swiglu = fma_swiglu,  \
-	.swiglu_bwd = fma_swiglu_bwd, .fence = fma_fence, .peak = fma_peak
+	.swiglu_bwd = fma_swiglu_bwd, MOE_ELEMENTWISE_TILES, .fence = fma_fence, .peak = fma_peak
 
 #endif

@@ -149,9 +149,10 @@ static void column(const struct down_bwd *b, int64_t col, const float *dh, int64
 {
 	const struct moe_expert_rows *w = b->w;
 	const struct moe_expert_scratch *s = &b->s;
-	struct moe_swiglu_rows kept = moe_kept_rows(w, col);
+	struct moe_swiglu_rows kept = moe_kept_rows(b->e, w, col);
 
-	b->t->swiglu_bwd(&kept, dh, ld, s->f0, s->f1, s->f2, s->lanes);
+	(moe_glu_plain(&b->e->glu) ? b->t->swiglu_bwd : b->t->glu_bwd)(&kept, dh, ld, s->f0, s->f1, s->f2,
+								       s->lanes);
 	pack_columns(b, s->f0, w->dgate, col);
 	pack_columns(b, s->f1, w->dup, col);
 	if (b->g->down) /* weight_grad reads h again */

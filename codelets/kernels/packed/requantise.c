@@ -11,13 +11,15 @@ enum moe_status moe_requantise_check(const struct moe_coding *c, int64_t n, int6
 	int64_t rows = MOE_MIN(rows_of(c), n), columns = MOE_MIN(c->group, k);
 
 	if (c->zero ? !c->format->quantise_zero : !c->format->quantise)
-		return moe_fail(MOE_ERR_UNSUPPORTED, "%s weights cannot be made from floats",
+		return moe_fail(MOE_ERR_UNSUPPORTED,
+				"%s weights cannot be made from floats: method lora trains an adapter on them",
 				c->format->name);
 	if (rows * columns > MOE_REQUANTISE_BLOCK)
 		return moe_fail(MOE_ERR_UNSUPPORTED,
 				"%s with one scale for %lld x %lld weights: at most %d can be "
 				"quantised again after "
-				"an update. moesaic convert makes blocks or groups of them",
+				"an update. Method lora trains an adapter on them, or moesaic convert makes "
+				"blocks or groups of them",
 				c->format->name, (long long)rows, (long long)columns,
 				MOE_REQUANTISE_BLOCK);
 	return MOE_OK;

@@ -96,6 +96,7 @@ struct moe_swiglu_rows {
 	int64_t ld;	     /* elements between rows of gate and up, kept as packed/keep.h says */
 	uint16_t *gate, *up; /* 16 columns of each row; 32-byte aligned */
 	const float *weight; /* [m] routing weight (backward) */
+	struct moe_glu glu;
 };
 
 struct moe_tiles {
@@ -207,6 +208,10 @@ struct moe_tiles {
 	 */
 	void (*swiglu_bwd)(const struct moe_swiglu_rows *r, const float *dh, int64_t ld_dh,
 			   float *dgate, float *dup, float *h, float *dgw);
+	/* The same with h as r->glu says, which is not plain. What was cut is kept as an infinity. */
+	void (*glu)(const struct moe_swiglu_rows *r, float *g, const float *u);
+	void (*glu_bwd)(const struct moe_swiglu_rows *r, const float *dh, int64_t ld_dh, float *dgate,
+			float *dup, float *h, float *dgw);
 
 	/* orders non-temporal stores before what follows */
 	void (*fence)(void);

@@ -19,12 +19,13 @@ static int chunks_of(int64_t n)
 	return (int)((n + MOE_CHUNK - 1) / MOE_CHUNK);
 }
 
-size_t ref_expert_scratch(int m, int64_t H, int64_t I, int r)
+size_t ref_expert_scratch(int m, int64_t H, int64_t I, int r, enum moe_compute compute)
 {
 	size_t weight = MOE_MAX(ref_weight_scratch(I, H), ref_weight_scratch(H, I));
 	size_t thin = (size_t)m * (size_t)r * 2 * sizeof(float);
 	size_t rows = (size_t)ROW_BLOCK * (size_t)MOE_MAX(H, I) * sizeof(float);
 
+	(void)compute; /* no integers */
 	return weight + thin + rows;
 }
 
@@ -63,6 +64,26 @@ static void scale_rows(int m, int r, const float *weight, const float *src, floa
 static float *f32(void *rows)
 {
 	return rows;
+}
+
+/* h of n columns of a row, at element `at` of gate, up and h */
+static void hidden(const struct moe_expert *e, const struct moe_expert_rows *w, int n, size_t at)
+{
+	if (moe_glu_plain(&e->glu))
+		OWN(swiglu)(n, f32(w->gate) + at, f32(w->up) + at, f32(w->h) + at);
+	else
+		OWN(glu)(&e->glu, n, f32(w->gate) + at, f32(w->up) + at, f32(w->h) + at);
+}
+
+/* dgate and dup from dh, which lies where dgate will */
+static void hidden_bwd(const struct moe_expert *e, const struct moe_expert_rows *w, int n, size_t at)
+{
+	float *dgate = f32(w->dgate) + at, *dup = f32(w->dup) + at;
+
+	if (moe_glu_plain(&e->glu))
+		OWN(swiglu_bwd)(n, f32(w->gate) + at, f32(w->up) + at, dgate, dgate, dup);
+	else
+		OWN(glu_bwd)(&e->glu, n, f32(w->gate) + at, f32(w->up) + at, dgate, dgate, dup);
 }
 
 /* Rows row0.. of src [., ld], columns n0..n0+n, masked, into dst [m, n] */
@@ -139,7 +160,7 @@ void ref_expert_gate_up(const struct moe_expert *e, struct moe_expert_rows *w, i
 		for (int i = 0; i < w->m; i++) {
 			size_t at = (size_t)i * (size_t)I + (size_t)n0;
 
-			OWN(swiglu)(n, f32(w->gate) + at, f32(w->up) + at, f32(w->h) + at);
+			hidden(e, w, n, at);
 		}
 		for (int i0 = 0; e->r && w->drop.p > 0 && i0 < w->m; i0 += ROW_BLOCK) {
 			int m = MOE_MIN(ROW_BLOCK, w->m - i0);
@@ -198,7 +219,7 @@ static void chunk_dh(const struct moe_expert *e, struct moe_expert_rows *w, int 
 		size_t at = (size_t)i * (size_t)w->I + (size_t)n0;
 		double dot = 0;
 
-		OWN(swiglu)(n, f32(w->gate) + at, f32(w->up) + at, f32(w->h) + at);
+		hidden(e, w, n, at);
 		for (int j = 0; j < n; j++)
 			dot += (double)f32(w->dgate)[at + (size_t)j] * f32(w->h)[at + (size_t)j];
 		w->dgw_part[(size_t)c * w->part_rows + (size_t)i] = (float)dot;
@@ -227,8 +248,7 @@ void ref_expert_down_bwd(const struct moe_expert *e, struct moe_expert_rows *w,
 
 			for (int j = 0; j < n; j++)
 				f32(w->dgate)[at + (size_t)j] *= w->weight[i];
-			OWN(swiglu_bwd)(n, f32(w->gate) + at, f32(w->up) + at, f32(w->dgate) + at, f32(w->dgate) + at,
-				       f32(w->dup) + at);
+			hidden_bwd(e, w, n, at);
 		}
 		if (!r)
 			continue;

@@ -12,7 +12,8 @@ const struct trace_command trace_command_check = {
 	.summary = "whether the trace is good: exit status 1 and a list where it is not",
 	.help = "  --partial         it may be cut off, and tasks may be missing\n"
 		"  --skipped-slots   slots may go to no expert (ids of -1, masked experts)\n"
-		"  --most N          lines per rule (10)\n",
+		"  --most N          lines per rule (10)\n"
+		"  --json            counts for programs, without the list\n",
 	.run = run,
 };
 
@@ -20,7 +21,9 @@ static int run(int argc, char **argv)
 {
 	struct trace_verify v = { .out = stdout, .most = 10 };
 	const char *file, *most = NULL;
-	const struct trace_flag flags[] = { { .name = "--partial", .set = &v.partial },
+	bool json = false;
+	const struct trace_flag flags[] = { { .name = "--json", .set = &json },
+					    { .name = "--partial", .set = &v.partial },
 					    { .name = "--skipped-slots", .set = &v.skipped_slots },
 					    { .name = "--most", .text = &most },
 					    { 0 } };
@@ -37,9 +40,16 @@ static int run(int argc, char **argv)
 		v.most = (int)n[0];
 	if (trace_load(&t, file, NULL))
 		return TRACE_EXIT_BAD;
+	v.out = json ? NULL : stdout;
 	found = trace_verify(&t, &v);
 	if (found < 0)
 		rc = trace_fail("no memory");
+	else if (json)
+		trace_written(file, (const struct trace_count[]){ { "findings", found },
+								  { "tasks", t.n_tasks },
+								  { "dependencies", t.n_preds },
+								  { "routings", t.n_routing },
+								  { NULL, 0 } });
 	else if (found)
 		printf("%lld findings\n", (long long)found);
 	else

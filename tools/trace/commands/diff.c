@@ -15,16 +15,13 @@ const struct trace_command trace_command_diff = {
 	.name = "diff",
 	.usage = "diff BEFORE AFTER",
 	.summary = "what changed, per kind, layer and idle cause",
-	.help = "  --max-regress P   exit status 1 where the gate's median grew by more than P (3% "
-		"or "
-		".03)\n"
-		"                    and its interval excludes 0\n"
+	.help = "  --max-regress P   exit status 1 where the gate's median grew by more than P\n"
+		"                    (3% or .03) and its interval excludes 0\n"
 		"  --gate NAME       what is gated: step (default), a kind, layer.N, idle.CAUSE\n"
 		"  --all             all rows; else the largest changes\n"
 		"  --json            numbers for programs\n"
-		"Medians over steady steps; intervals: 95 % of bootstrap resamples of the steps. "
-		"Where\n"
-		"steps have different numbers of tokens, times are per 1000 tokens.\n",
+		"Medians over steady steps; intervals: 95 % of bootstrap resamples of the steps.\n"
+		"Where steps have different numbers of tokens, times are per 1000 tokens.\n",
 	.run = run,
 };
 

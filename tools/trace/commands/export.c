@@ -22,7 +22,8 @@ const struct trace_command trace_command_export = {
 		"--time a:b      only tasks that run between a and b, ms since the trace began\n"
 		"--dep WHICH     dependencies drawn as arrows: none, path (the realised critical\n"
 		"                path), all (that no other implies), or task ids a,b,...;\n"
-		"                default: all for perfetto, else none. Tables always have all\n",
+		"                default: all for perfetto, else none. Tables always have all\n"
+		"--json          what was written, for programs\n",
 	.run = run,
 };
 
@@ -30,6 +31,7 @@ struct choice {
 	const struct trace_exporter *exporter;
 	enum trace_arrows arrows;
 	const char *ids;
+	bool json;
 };
 
 static const struct trace_exporter *find(const char *name)
@@ -165,7 +167,12 @@ static int export_trace(const struct trace *t, const struct choice *c, const cha
 		rc = choose_arrows(c, &x, arrow);
 	if (rc == 0 && c->exporter->write(&x, path, error, sizeof error))
 		rc = trace_fail("%s", error);
-	if (rc == 0)
+	if (rc == 0 && c->json)
+		trace_written(path, (const struct trace_count[]){ { "tasks", t->n_tasks },
+								  { "dependencies", t->n_preds },
+								  { "arrows", x.n_arrows },
+								  { NULL, 0 } });
+	else if (rc == 0)
 		printf("%s: %u tasks, %u dependencies, %u arrows\n", path, t->n_tasks, t->n_preds,
 		       x.n_arrows);
 	free(needed);
@@ -198,6 +205,7 @@ static int run(int argc, char **argv)
 {
 	const char *to = NULL, *output = NULL, *step = NULL, *layer = NULL, *time = NULL,
 		   *dep = NULL;
+	struct choice c = { 0 };
 	const struct trace_flag flags[] = {
 		{ .name = "--to", .text = &to },
 		{ .name = "-o", .text = &output },
@@ -205,10 +213,10 @@ static int run(int argc, char **argv)
 		{ .name = "--layer", .text = &layer },
 		{ .name = "--time", .text = &time },
 		{ .name = "--dep", .text = &dep },
+		{ .name = "--json", .set = &c.json },
 		{ .name = NULL },
 	};
 	struct trace_slice slice = { 0 };
-	struct choice c = { 0 };
 	const char *file;
 	char *path = NULL;
 	struct trace t;

@@ -14,7 +14,8 @@ const struct trace_command trace_command_import = {
 	.usage = "import tasks.rec [-o FILE]",
 	.summary = "StarPU's tasks.rec (starpu_fxt_tool) as a trace",
 	.help = "-o FILE  to write; default: tasks.mxt beside the input\n"
-		"Tasks of StarPU's own are contracted: what waits for them waits for what they "
+		"--json   what was written, for programs\n"
+		"Tasks of StarPU's own are contracted: what waits for them waits for what they\n"
 		"waited for.\n",
 	.run = run,
 };
@@ -36,7 +37,10 @@ static char *default_path(const char *file)
 static int run(int argc, char **argv)
 {
 	const char *output = NULL, *file;
-	const struct trace_flag flags[] = { { .name = "-o", .text = &output }, { .name = NULL } };
+	bool json = false;
+	const struct trace_flag flags[] = { { .name = "-o", .text = &output },
+					    { .name = "--json", .set = &json },
+					    { .name = NULL } };
 	struct trace_import done;
 	char *path = NULL, error[600];
 	int rc = trace_flags(&trace_command_import, argc, argv, flags, &file, 1, 1);
@@ -49,6 +53,13 @@ static int run(int argc, char **argv)
 		return trace_fail("out of memory");
 	if (trace_import_rec(file, output, &done, error, sizeof error))
 		rc = trace_fail("%s", error);
+	else if (json)
+		trace_written(output, (const struct trace_count[]){ { "tasks", done.tasks },
+								    { "dependencies", done.deps },
+								    { "contracted", done.contracted },
+								    { "incomplete", done.incomplete },
+								    { "unknown_dependencies", done.unknown_deps },
+								    { NULL, 0 } });
 	else
 		printf("%s: %u tasks, %u dependencies; contracted %u of StarPU's own and %u "
 		       "without "

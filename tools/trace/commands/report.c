@@ -16,8 +16,9 @@ const struct trace_command trace_command_report = {
 	.summary = "one HTML page: what limits a step, time line, experts, memory",
 	.help = "-o PAGE.html  to write; default: FILE with .html\n"
 		"--step a:b    only tasks of these steps\n"
-		"The page needs no network. Traces of more than a few million tasks are better cut "
-		"with --step.\n",
+		"--json        what was written, for programs\n"
+		"The page needs no network. Traces of more than a few million tasks are better\n"
+		"cut with --step.\n",
 	.run = run,
 };
 
@@ -38,8 +39,10 @@ static char *default_path(const char *file)
 static int run(int argc, char **argv)
 {
 	const char *output = NULL, *step = NULL, *file, *slash;
+	bool json = false;
 	const struct trace_flag flags[] = { { .name = "-o", .text = &output },
 					    { .name = "--step", .text = &step },
+					    { .name = "--json", .set = &json },
 					    { .name = NULL } };
 	struct trace_slice slice = { 0 };
 	char *path = NULL, error[600];
@@ -60,6 +63,8 @@ static int run(int argc, char **argv)
 		rc = trace_fail("%s: no task has run in what was asked for", file);
 	else if (trace_report(&t, slash ? slash + 1 : file, output, error, sizeof error))
 		rc = trace_fail("%s", error);
+	else if (json)
+		trace_written(output, (const struct trace_count[]){ { "tasks", t.n_tasks }, { NULL, 0 } });
 	else {
 		printf("%s: open it in a browser\n", output);
 		trace_note_not_whole(&t, stdout);
