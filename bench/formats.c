@@ -129,21 +129,18 @@ static void fill(struct bank *b, const struct bench *w, const struct moe_format 
 		memcpy(b->data + (size_t)e * b->bytes, b->data, b->bytes);
 }
 
-static void forward(const struct bench *w, int m, const struct moe_weight *W)
+/* next: the weight that is read then, as of the next expert */
+static void forward(const struct bench *w, int m, const struct moe_weight *W, const struct moe_weight *next)
 {
 	const struct moe_tiles *t = w->t;
 	const struct moe_int_rows *ints;
 	int k = w->k;
+	struct moe_fwd_seg seg = { w->panel, k, 0, k, NULL };
 
 	t->pack_fwd_bf16(m, w->x16, k, NULL, k, k, w->panel, k, 0);
 	ints = moe_int_operand(t, m, W, w->panel, k, w->ints);
-	for (int n = 0; n < w->n; n += MOE_PACK_N) {
-		struct moe_fwd_seg seg = { w->panel, k, 0, k, NULL };
-
-		moe_forward(t, m, W, n / MOE_PACK_N, ints, &seg, 1,
-			    n + MOE_PACK_N < w->n ? moe_panel_address(W, n / MOE_PACK_N + 1) : NULL,
-			    w->y + n, w->n, moe_rows_out(m), w->buffer);
-	}
+	moe_forward_panels(t, m, W, 0, w->n / MOE_PACK_N, ints, &seg, 1, 0, moe_panel_address(next, 0), w->y, MOE_PACK_N, w->n, moe_rows_out(m),
+			   w->buffer);
 }
 
 static void backward(const struct bench *w, int m, const struct moe_weight *W)
@@ -169,10 +166,14 @@ static double sample(const struct bench *w, struct bank *b, int i, int count)
 	double start = thread_seconds();
 
 	for (int c = 0; c < count; c++) {
-		struct moe_weight W = b->first;
+		struct moe_weight W = b->first, next = W;
 
 		W.data = b->data + (size_t)(b->next++ % b->experts) * b->bytes;
-		(i % 2 ? backward : forward)(w, m, &W);
+		next.data = b->data + (size_t)(b->next % b->experts) * b->bytes;
+		if (i % 2)
+			backward(w, m, &W);
+		else
+			forward(w, m, &W, &next);
 	}
 	w->t->fence();
 	return (thread_seconds() - start) / count;

@@ -20,3 +20,9 @@ void avx512_bf16_fwd_ints(const struct moe_int_rows *x, const struct moe_coded_p
 {
 	int_forward(x, p, next, y, ldy, out);
 }
+
+bool avx512_bf16_fwd_ints_run(const struct moe_int_rows *x, const struct moe_coded_panel *p,
+			const struct moe_panel_run *run)
+{
+	return int_forward_run(x, p, run);
+}

@@ -10,5 +10,7 @@ void avx512_bf16_int_block(int rows, int planes, int n, const float *x, int64_t 
 		    int32_t *sum, float *scale);
 void avx512_bf16_fwd_ints(const struct moe_int_rows *x, const struct moe_coded_panel *p,
 		    const char *next, float *y, int64_t ldy, enum moe_out out);
+bool avx512_bf16_fwd_ints_run(const struct moe_int_rows *x, const struct moe_coded_panel *p,
+			const struct moe_panel_run *run);
 
 #endif

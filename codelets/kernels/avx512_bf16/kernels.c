@@ -39,6 +39,7 @@ const struct moe_tiles moe_tiles_avx512_bf16 = {
 	.ints = avx512_bf16_ints,
 	.int_block = avx512_bf16_int_block,
 	.fwd_ints = avx512_bf16_fwd_ints,
+	.fwd_ints_run = avx512_bf16_fwd_ints_run,
 	.pack_fwd_bf16 = avx512_bf16_pack_fwd_bf16,
 	.pack_fwd = avx512_bf16_pack_fwd,
 	.pack_bwd = avx512_bf16_pack_bwd,

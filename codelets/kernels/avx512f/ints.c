@@ -20,3 +20,9 @@ void avx512f_fwd_ints(const struct moe_int_rows *x, const struct moe_coded_panel
 {
 	int_forward(x, p, next, y, ldy, out);
 }
+
+bool avx512f_fwd_ints_run(const struct moe_int_rows *x, const struct moe_coded_panel *p,
+			const struct moe_panel_run *run)
+{
+	return int_forward_run(x, p, run);
+}

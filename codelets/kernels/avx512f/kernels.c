@@ -8,6 +8,7 @@ static const struct moe_tiles tiles = {
 	.ints = avx512f_ints,
 	.int_block = avx512f_int_block,
 	.fwd_ints = avx512f_fwd_ints,
+	.fwd_ints_run = avx512f_fwd_ints_run,
 	FMA_TILES,
 };
 

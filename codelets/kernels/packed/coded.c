@@ -3,6 +3,7 @@
 #include "codelets/kernels/packed/coded.h"
 #include "codelets/kernels/packed/ints.h"
 
+#define RUN_ROWS 2	   /* rows of a run of panels */
 #define STEP 8		   /* columns decoded at a time: never split by a group or a block */
 #define PANEL_GAP 128	   /* bytes between panels whose stride is a multiple of 2 KB (layout.h) */
 #define FETCH_PANELS 12	   /* from a panel to what is prefetched of a slice */
@@ -333,40 +334,87 @@ const uint16_t *moe_panel_address(const struct moe_weight *W, int64_t index)
 	       index * moe_packed_stride(moe_round_up(W->k, MOE_PACK_K));
 }
 
-const uint16_t *moe_forward_panel(const struct moe_tiles *t, const struct moe_weight *W,
-				  int64_t index, uint16_t *buffer)
-{
-	struct moe_coded_panel p;
-
-	if (!moe_is_coded(W))
-		return moe_panel_address(W, index);
-	p = moe_coded_panel(W, index);
-	t->decode(&p, 0, moe_round_up(W->k, MOE_PACK_K), buffer);
-	return buffer;
-}
-
-void moe_forward(const struct moe_tiles *t, int m, const struct moe_weight *W, int64_t index,
-		 const struct moe_int_rows *ints, struct moe_fwd_seg *seg, int nseg, const uint16_t *next, float *y, int64_t ldy,
-		 enum moe_out out, uint16_t *buffer)
+/* One panel; coded: of quantised weights */
+static void forward_panel(const struct moe_tiles *t, int m, const struct moe_coded_panel *coded, const uint16_t *plain,
+			  const struct moe_int_rows *ints, struct moe_fwd_seg *seg, int nseg, const uint16_t *next,
+			  float *y, int64_t ldy, enum moe_out out, uint16_t *buffer)
 {
 	if (ints) {
-		struct moe_coded_panel p = moe_coded_panel(W, index);
-
 		if (nseg > 1) { /* LoRA first */
 			t->fwd(m, seg + 1, nseg - 1, NULL, y, ldy, MOE_OUT_STORE);
 			out = MOE_OUT_ADD;
 		}
-		t->fwd_ints(ints, &p, (const char *)next, y, ldy, out);
+		t->fwd_ints(ints, coded, (const char *)next, y, ldy, out);
 		return;
 	}
-	if (moe_is_coded(W) && t->fwd_coded) {
-		struct moe_coded_panel p = moe_coded_panel(W, index);
-
-		if (t->fwd_coded(m, &p, seg, nseg, next, y, ldy, out, buffer))
-			return;
-	}
-	seg->w = moe_forward_panel(t, W, index, buffer);
+	if (coded && t->fwd_coded && t->fwd_coded(m, coded, seg, nseg, next, y, ldy, out, buffer))
+		return;
+	if (coded)
+		t->decode(coded, 0, moe_round_up(coded->k, MOE_PACK_K), buffer);
+	seg->w = coded ? buffer : plain;
 	t->fwd(m, seg, nseg, next, y, ldy, out);
+}
+
+/* MOE_RUN panels where the table has a way for them */
+static bool forward_run(const struct moe_tiles *t, int m, const struct moe_coded_panel *p,
+			const struct moe_int_rows *ints, const struct moe_fwd_seg *seg, int nseg,
+			struct moe_panel_run *run)
+{
+	if (!ints || !t->fwd_ints_run)
+		return false;
+	for (int i = 0; i < MOE_RUN && nseg > 1; i++) { /* LoRA first */
+		struct moe_fwd_seg lora = seg[1];
+
+		lora.w += i * run->lora_stride;
+		t->fwd(m, &lora, 1, NULL, run->y + i * run->step, run->ldy, MOE_OUT_STORE);
+		run->out = MOE_OUT_ADD;
+	}
+	return t->fwd_ints_run(ints, p, run);
+}
+
+void moe_forward_panels(const struct moe_tiles *t, int m, const struct moe_weight *W, int64_t index, int64_t count,
+			const struct moe_int_rows *ints, const struct moe_fwd_seg *seg, int nseg, int64_t stride,
+			const uint16_t *next, float *y, int64_t step, int64_t ldy, enum moe_out out, uint16_t *buffer)
+{
+	const bool coded = moe_is_coded(W);
+	bool runs = coded && m <= RUN_ROWS;
+	struct moe_coded_panel p;
+	const uint16_t *plain = NULL;
+	int64_t bytes;
+
+	if (coded) {
+		p = moe_coded_panel(W, index);
+		bytes = (int64_t)moe_coded_layout(&W->coding, W->k).stride;
+	} else {
+		plain = moe_panel_address(W, index);
+		bytes = 2 * moe_packed_stride(moe_round_up(W->k, MOE_PACK_K));
+	}
+	for (int64_t i = 0, done; i < count; i += done) {
+		const uint8_t *at = coded ? p.scale : (const uint8_t *)plain;
+		struct moe_fwd_seg own[2] = { seg[0] }; /* w is set anew */
+		struct moe_panel_run run = { bytes, stride, NULL, y + i * step, step, ldy, out };
+
+		if (nseg > 1) {
+			own[1] = seg[1];
+			own[1].w += i * stride;
+		}
+		done = MOE_RUN;
+		run.next = i + done < count ? (const char *)at + done * bytes : (const char *)next;
+		runs = runs && count - i >= MOE_RUN && forward_run(t, m, &p, ints, own, nseg, &run);
+		if (!runs) {
+			done = 1;
+			forward_panel(t, m, coded ? &p : NULL, plain, ints, own, nseg,
+				      i + 1 < count ? (const uint16_t *)(const void *)(at + bytes) : next, y + i * step,
+				      ldy, out, buffer);
+		}
+		if (coded) {
+			p.scale += done * bytes;
+			p.zero += done * bytes;
+			p.codes += done * bytes;
+		} else {
+			plain += done * bytes / 2;
+		}
+	}
 }
 
 void moe_backward_slice(const struct moe_tiles *t, int m, const struct moe_weight *W, int64_t first,

@@ -97,15 +97,13 @@ static inline bool moe_is_coded(const struct moe_weight *W)
 }
 
 /*
- * Panels of one weight for a forward: those of a plain one where they are, or decoded into `buffer`
- * (16 kp elements).
+ * fwd of `count` panels from `index` on, y's `step` floats apart; next: what is read then, or NULL. seg[0].w is set
+ * here; nseg 2: seg[1].w is that of the first panel, those of others lie `stride` elements apart. ints: x of seg[0] as
+ * moe_int_operand left it, or NULL.
  */
-const uint16_t *moe_forward_panel(const struct moe_tiles *t, const struct moe_weight *W,
-				  int64_t index, uint16_t *buffer);
-/* fwd of panel `index`; seg[0].w is set here. ints: x of seg[0] as moe_int_operand left it, or NULL */
-void moe_forward(const struct moe_tiles *t, int m, const struct moe_weight *W, int64_t index,
-		 const struct moe_int_rows *ints, struct moe_fwd_seg *seg, int nseg, const uint16_t *next, float *y, int64_t ldy,
-		 enum moe_out out, uint16_t *buffer);
+void moe_forward_panels(const struct moe_tiles *t, int m, const struct moe_weight *W, int64_t index, int64_t count,
+			const struct moe_int_rows *ints, const struct moe_fwd_seg *seg, int nseg, int64_t stride,
+			const uint16_t *next, float *y, int64_t step, int64_t ldy, enum moe_out out, uint16_t *buffer);
 /* What a forward reads after panel `index - 1`: an address to prefetch from. */
 const uint16_t *moe_panel_address(const struct moe_weight *W, int64_t index);
 /*

@@ -161,19 +161,13 @@ static void project(const struct moe_tiles *t, const struct moe_expert_rows *w,
 		    const struct moe_weight *weight, const struct moe_int_rows *ints, const void *b,
 		    int64_t u_col, int64_t col, int count, const uint16_t *next, float *out)
 {
-	for (int i = 0; i < count; i++, out += (size_t)w->m * MOE_PACK_N) {
-		int64_t panel = col / MOE_PACK_N + i;
-		struct moe_fwd_seg seg[2] = {
-			{ w->panel, d->H, 0, (int)d->H, NULL },
-			{ w->u_panel, d->ra, (int)u_col, (int)d->r, NULL },
-		};
+	struct moe_fwd_seg seg[2] = {
+		{ w->panel, d->H, 0, (int)d->H, NULL },
+		{ w->u_panel, d->ra, (int)u_col, (int)d->r, r ? moe_at(b, col / MOE_PACK_N * d->stride_r) : NULL },
+	};
 
-		if (r)
-			seg[1].w = moe_at(b, panel * d->stride_r);
-		moe_forward(t, w->m, weight, panel, ints, seg, r ? 2 : 1,
-			    i + 1 < count ? moe_panel_address(weight, panel + 1) : next, out,
-			    MOE_PACK_N, MOE_OUT_STORE, s->weight);
-	}
+	moe_forward_panels(t, w->m, weight, col / MOE_PACK_N, count, ints, seg, r ? 2 : 1, d->stride_r, next, out,
+			   (int64_t)w->m * MOE_PACK_N, MOE_PACK_N, MOE_OUT_STORE, s->weight);
 }
 
 /* gate, up and h of `count` panels of 16 columns; next: what is read then */
@@ -289,17 +283,16 @@ void moe_packed_expert_down(const struct moe_tiles *t, const struct moe_expert *
 		if (c0 == 0 && c1 > 0)
 			memcpy(w->v, s.thin, (size_t)w->m * (size_t)d.r * sizeof *w->v);
 	}
-	for (int64_t n = begin; n < end; n += MOE_PACK_N) {
+	if (end > begin) {
+		int64_t first = begin / MOE_PACK_N, last = end - MOE_PACK_N;
 		struct moe_fwd_seg seg[2] = {
 			{ w->h, d.I, 0, (int)d.I, NULL },
-			{ s.thin_panel, d.r, 0, (int)d.r, NULL },
+			{ s.thin_panel, d.r, 0, (int)d.r, e->r ? moe_at(e->down_b_packed, first * d.stride_r) : NULL },
 		};
 
-		if (e->r)
-			seg[1].w = moe_at(e->down_b_packed, n / MOE_PACK_N * d.stride_r);
-		moe_forward(t, w->m, &e->down, n / MOE_PACK_N, ints, seg, e->r ? 2 : 1,
-			    panel_after(&e->down, e->next ? &e->next->down : NULL, n + MOE_PACK_N, end, begin),
-			    w->y + n, d.H, moe_rows_out(w->m), s.weight);
+		moe_forward_panels(t, w->m, &e->down, first, last / MOE_PACK_N - first + 1, ints, seg, e->r ? 2 : 1,
+				   d.stride_r, panel_after(&e->down, e->next ? &e->next->down : NULL, end, end, begin),
+				   w->y + begin, MOE_PACK_N, d.H, moe_rows_out(w->m), s.weight);
 	}
 	t->fence();
 }

@@ -100,6 +100,31 @@ static void add_bias(int m, int64_t n, const float *bias, float *y, int64_t ldy)
 			y[j] += bias[j];
 }
 
+/* y of columns n0..n1, the last of them perhaps less than a panel */
+static void forward_columns(const struct moe_tiles *t, int m, const struct moe_weight *W, int64_t n0, int64_t n1,
+			    const struct moe_int_rows *ints, int64_t rp, const struct linear_scratch *s, float *y,
+			    int64_t ldy)
+{
+	int64_t kp = moe_round_up(W->k, MOE_PACK_K), stride = moe_packed_stride(rp);
+	int64_t first = n0 / MOE_PACK_N, count = (n1 - n0) / MOE_PACK_N, width = (n1 - n0) % MOE_PACK_N;
+	const uint16_t *last = width ? moe_panel_address(W, first + count) : NULL;
+	struct moe_fwd_seg seg[2] = {
+		{ s->panel, kp, 0, (int)kp, NULL },
+		{ s->thin, rp, 0, (int)rp, rp ? s->b + first * stride : NULL },
+	};
+
+	moe_forward_panels(t, m, W, first, count, ints, seg, rp ? 2 : 1, stride, last, y, MOE_PACK_N, ldy, MOE_OUT_STORE,
+			   s->weight);
+	if (!width)
+		return;
+	if (rp)
+		seg[1].w += count * stride;
+	moe_forward_panels(t, m, W, first + count, 1, ints, seg, rp ? 2 : 1, stride, NULL, s->tile, MOE_PACK_N, MOE_PACK_N,
+			   MOE_OUT_STORE, s->weight);
+	for (int i = 0; i < m; i++)
+		memcpy(y + i * ldy + count * MOE_PACK_N, s->tile + i * MOE_PACK_N, (size_t)width * sizeof *y);
+}
+
 void moe_packed_linear(const struct moe_tiles *t, moe_pack_rows *pack, int m,
 		       const struct moe_weight *W, int64_t n0, int64_t n1, const float *x,
 		       int64_t ldx, const float *bias, const struct moe_lora *lora, float *y,
@@ -131,22 +156,7 @@ void moe_packed_linear(const struct moe_tiles *t, moe_pack_rows *pack, int m,
 	if (!r || drops(lora))
 		t->pack_fwd(m, x, ldx, NULL, W->k, kp, s.panel, kp, 0);
 	ints = moe_int_operand(t, m, W, s.panel, kp, s.ints);
-	for (int64_t n = n0; n < n1; n += MOE_PACK_N) {
-		int64_t index = n / MOE_PACK_N;
-		struct moe_fwd_seg seg[2] = {
-			{ s.panel, kp, 0, (int)kp, NULL },
-			{ s.thin, rp, 0, (int)rp, s.b + n / MOE_PACK_N * moe_packed_stride(rp) },
-		};
-		int64_t width = MOE_MIN(MOE_PACK_N, n1 - n);
-		bool whole = width == MOE_PACK_N;
-
-		moe_forward(t, m, W, index, ints, seg, r ? 2 : 1,
-			    n + MOE_PACK_N < n1 ? moe_panel_address(W, index + 1) : NULL,
-			    whole ? y + (n - n0) : s.tile, whole ? ldy : MOE_PACK_N, MOE_OUT_STORE, s.weight);
-		for (int i = 0; !whole && i < m; i++)
-			memcpy(y + i * ldy + (n - n0), s.tile + i * MOE_PACK_N,
-			       (size_t)width * sizeof *y);
-	}
+	forward_columns(t, m, W, n0, n1, ints, r ? rp : 0, &s, y, ldy);
 	add_bias(m, n1 - n0, bias ? bias + n0 : NULL, y, ldy);
 }
 

@@ -62,6 +62,20 @@ struct moe_fwd_seg {
 			      column */
 };
 
+/*
+ * Panels that few rows are multiplied by at once, a short piece of each in turn. A single stream gives what DRAM has
+ * only to loops that do nothing but read (Zen 4, m = 1, int4: 24 GB/s of one panel at a time, 26 of eight).
+ */
+#define MOE_RUN 8
+struct moe_panel_run {
+	int64_t stride;	     /* bytes between panels */
+	int64_t lora_stride; /* elements between their seg[1].w */
+	const char *next;    /* the panel that is read after the run, or NULL */
+	float *y;
+	int64_t step, ldy; /* elements of y between panels, and between rows */
+	enum moe_out out;
+};
+
 /* n rows (columns col..col+n of g) of a weight, at one column range. */
 struct moe_bwd_seg {
 	const void *g; /* backward panel [m, width] */
@@ -116,6 +130,11 @@ struct moe_tiles {
 			  int32_t *sum, float *scale);
 	void (*fwd_ints)(const struct moe_int_rows *x, const struct moe_coded_panel *p,
 			 const char *next, float *y, int64_t ldy, enum moe_out out);
+	/*
+	 * fwd_ints of MOE_RUN panels at once, for a few rows. false: not done (other rows or codings). Same bits. NULL: never.
+	 */
+	bool (*fwd_ints_run)(const struct moe_int_rows *x, const struct moe_coded_panel *p,
+			     const struct moe_panel_run *run);
 
 	/* ---- panels ---- */
 	/*

@@ -20,6 +20,8 @@
  */
 #define INT_FEW 4
 #define INT_AHEAD 2048 /* bytes from codes to their prefetch */
+#define INT_RUN_ROWS 2	 /* rows times planes that take runs of panels */
+#define INT_RUN_STEPS 4	 /* of a block, which is MOE_INT_LEAST columns: larger pieces gain nothing */
 
 /*
  * sum[lane] += products of 4 unsigned bytes of w and 4 signed ones of x. As asm, because gcc 12 spills around the
@@ -62,7 +64,8 @@ INLINE struct int_scale int_scale_of(const struct int_tile *t)
 				   1 / t->x->codes.unit };
 }
 
-INLINE __m512 int_scales(const struct int_scale *s, int64_t group)
+/* common: no byte of E8M0 is 0 or 255 */
+INLINE __m512 int_scales(const bool common, const struct int_scale *s, int64_t group)
 {
 	_Alignas(64) float rare[16];
 	__m512i b, less;
@@ -78,7 +81,7 @@ INLINE __m512 int_scales(const struct int_scale *s, int64_t group)
 		return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(s->scale + group * 32)));
 	b = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(s->scale + group * 16)));
 	less = _mm512_sub_epi32(b, _mm512_set1_epi32(1));
-	if (__builtin_expect(_mm512_cmplt_epu32_mask(less, _mm512_set1_epi32(254)) == 0xffff, 1))
+	if (common || __builtin_expect(_mm512_cmplt_epu32_mask(less, _mm512_set1_epi32(254)) == 0xffff, 1))
 		return _mm512_castsi512_ps(_mm512_slli_epi32(b, 23));
 	moe_coded_scales(s->p, group, rare); /* 0 is subnormal, 255 NaN */
 	return _mm512_load_ps(rare);
@@ -143,7 +146,7 @@ INLINE __m512 int_sum(const int rows, const int planes, const bool two,
 }
 
 /* The last sums of a block, in f32: f += scale x (sums - zero x sum of q) [x weights' scales] */
-INLINE void int_end(const int rows, const int planes, const bool two, __m512i a[2][MOE_INT_ROWS],
+INLINE void int_end(const bool common, const int rows, const int planes, const bool two, __m512i a[2][MOE_INT_ROWS],
 		    const struct int_scale *w, int64_t group, const float *scale, const float *sum,
 		    __m512 f[MOE_INT_ROWS])
 {
@@ -151,7 +154,7 @@ INLINE void int_end(const int rows, const int planes, const bool two, __m512i a[
 
 	/* row by row: there are no registers for a second set of sums */
 	if (w->zeros) {
-		__m512 z = int_zeros(w, group), s = w->late ? one : int_scales(w, group);
+		__m512 z = int_zeros(w, group), s = w->late ? one : int_scales(common, w, group);
 
 #pragma GCC unroll 10
 		for (int i = 0; i < rows; i++) {
@@ -161,7 +164,7 @@ INLINE void int_end(const int rows, const int planes, const bool two, __m512i a[
 			f[i] = _mm512_fmadd_ps(_mm512_mul_ps(e, s), _mm512_set1_ps(scale[i]), f[i]);
 		}
 	} else if (!w->late) {
-		__m512 s = int_scales(w, group);
+		__m512 s = int_scales(common, w, group);
 
 #pragma GCC unroll 10
 		for (int i = 0; i < rows; i++)
@@ -225,7 +228,7 @@ INLINE void int_rows(const int rows, const int planes, const enum moe_int_kind k
 			codes += step;
 			ahead += step;
 		}
-		int_end(rows, planes, two, a, &scales, group, scale, sum, f);
+		int_end(false, rows, planes, two, a, &scales, group, scale, sum, f);
 		start += v;
 		scale += rows;
 		sum += rows;
@@ -239,10 +242,107 @@ INLINE void int_rows(const int rows, const int planes, const enum moe_int_kind k
 			ahead += 64;
 		}
 	}
-	w = scales.late ? int_scales(&scales, 0) : _mm512_set1_ps(1);
+	w = scales.late ? int_scales(false, &scales, 0) : _mm512_set1_ps(1);
 #pragma GCC unroll 10
 	for (int i = 0; i < rows; i++)
 		int_put(t->y + i * t->ldy, _mm512_mul_ps(f[i], w), t->out);
+}
+
+/* 8 columns for a run of panels: of nibbles, the upper ones 16 times as large */
+INLINE void int_run_weights(const enum moe_int_kind kind, __m512i table, const uint8_t *codes, __m512i w[2])
+{
+	const __m512i low = _mm512_set1_epi8(15);
+
+	if (kind == MOE_INT_TABLE) {
+		int_weights(kind, table, codes, w);
+		return;
+	}
+	w[0] = _mm512_and_si512(_mm512_load_si512(codes), low);
+	w[1] = _mm512_andnot_si512(low, _mm512_load_si512(codes));
+}
+
+/* A run of panels, block by block; f [MOE_RUN][rows]. Panels of the next run are fetched into L2 at the same pace. */
+INLINE void int_run(const int rows, const int planes, const enum moe_int_kind kind, const struct int_tile *t,
+		    const struct moe_panel_run *run, __m512 *f)
+{
+	const int v = rows * planes;
+	const int64_t stride = run->stride;
+	const struct moe_int_rows *x = t->x;
+	const struct int_scale scales = int_scale_of(t);
+	const uint8_t *codes = t->p->codes;
+	const int32_t *q = t->q, *start = t->start;
+	const float *scale = t->scale, *sum = t->sum;
+	const int64_t group_steps = t->p->coding->group / 8, last = t->p->groups - 1;
+	const int64_t ahead = t->ahead - (const char *)codes;
+	int64_t group = 0, left = (t->p->coding->group - t->p->coding->phase) / 8;
+	__m512i table = kind == MOE_INT_TABLE ? _mm512_broadcast_i32x4(_mm_loadu_si128(
+							(const __m128i *)x->codes.table))
+					      : _mm512_set1_epi8((char)0x80);
+
+	for (int i = 0; i < MOE_RUN * rows; i++)
+		f[i] = _mm512_setzero_ps();
+	for (int blocks = x->blocks; blocks > 0; blocks--) {
+		struct int_scale of = scales;
+		const uint8_t *panel = codes;
+
+		for (__m512 *to = f, *end = f + MOE_RUN * rows; to < end; to += rows, panel += stride) {
+			const uint8_t *at = panel;
+			const int32_t *qs = q;
+			__m512i a[2][MOE_INT_ROWS];
+			__m512 s[MOE_INT_ROWS];
+
+#pragma GCC unroll 2
+			for (int i = 0; i < v; i++) {
+				a[0][i] = _mm512_set1_epi32(start[i]);
+				a[1][i] = _mm512_setzero_si512();
+			}
+#pragma GCC unroll 4
+			for (int j = 0; j < INT_RUN_STEPS; j++, qs += 2 * v, at += 64) {
+				__m512i b[2];
+
+				int_run_weights(kind, table, at, b);
+				_mm_prefetch((const char *)at + ahead, _MM_HINT_T1);
+#pragma GCC unroll 2
+				for (int i = 0; i < v; i++)
+					INT_DOT(a[0][i], b[0], qs[i]);
+#pragma GCC unroll 2
+				for (int i = 0; i < v; i++)
+					INT_DOT(a[1][i], b[1], qs[v + i]);
+			}
+#pragma GCC unroll 2
+			for (int i = 0; i < v && kind == MOE_INT_NIBBLES; i++)
+				a[1][i] = _mm512_srai_epi32(a[1][i], 4);
+			_mm_prefetch((const char *)of.scale + group * 32 + ahead, _MM_HINT_T1);
+#pragma GCC unroll 2
+			for (int i = 0; i < rows; i++)
+				s[i] = to[i];
+			int_end(true, rows, planes, true, a, &of, group, scale, sum, s);
+#pragma GCC unroll 2
+			for (int i = 0; i < rows; i++)
+				to[i] = s[i];
+			of.scale += stride;
+			of.zero += stride;
+		}
+		codes += INT_RUN_STEPS * 64;
+		q += 2 * v * INT_RUN_STEPS;
+		start += v;
+		scale += rows;
+		sum += rows;
+		left -= INT_RUN_STEPS;
+		if (left <= 0 && group < last) {
+			group++;
+			left += group_steps;
+		}
+	}
+	for (int p = 0; p < MOE_RUN; p++) {
+		struct int_scale of = scales;
+		__m512 w;
+
+		of.scale += p * stride;
+		w = scales.late ? int_scales(true, &of, 0) : _mm512_set1_ps(1);
+		for (int i = 0; i < rows; i++)
+			int_put(t->y + p * run->step + i * t->ldy, _mm512_mul_ps(f[p * rows + i], w), t->out);
+	}
 }
 
 typedef void (*int_fn)(const struct int_tile *t);
@@ -312,6 +412,69 @@ static void int_forward(const struct moe_int_rows *x, const struct moe_coded_pan
 		}
 		int_tiles[x->codes.kind][x->planes - 1][rows](&t);
 	}
+}
+
+typedef void (*int_run_fn)(const struct int_tile *t, const struct moe_panel_run *run, __m512 *f);
+
+#define INT_RUN(kind, planes, rows)                                                                           \
+	NOINLINE void int_run_##kind##_##planes##_##rows(const struct int_tile *t, const struct moe_panel_run *run, __m512 *f) \
+	{                                                                                                     \
+		int_run(rows, planes, MOE_INT_##kind, t, run, f);                                       \
+	}
+#define INT_RUNS(kind)                                                                                        \
+	INT_RUN(kind, 1, 1)                                                                                   \
+	INT_RUN(kind, 1, 2)                                                                                   \
+	INT_RUN(kind, 2, 1)
+#define INT_RUN_NAMES(kind)                                                                                   \
+	{                                                                                                     \
+		{ NULL, int_run_##kind##_1_1, int_run_##kind##_1_2 }, { NULL, int_run_##kind##_2_1 }          \
+	}
+
+INT_RUNS(NIBBLES)
+INT_RUNS(TABLE)
+
+static const int_run_fn int_runs[2][2][INT_RUN_ROWS + 1] = { INT_RUN_NAMES(NIBBLES),
+								 INT_RUN_NAMES(TABLE) };
+
+/* int_scales' common case in all groups of a run */
+static bool int_common(const struct moe_coded_panel *p, int64_t stride)
+{
+	__mmask64 rare = 0;
+
+	for (int i = 0; i < MOE_RUN && p->coding->scale == MOE_SCALE_UE8M0; i++)
+		for (int64_t g = 0; g < p->groups; g += 4) { /* padded to 64 bytes */
+			__mmask64 of = _cvtu64_mask64(p->groups - g < 4 ? ~(uint64_t)0 >> (64 - 16 * (p->groups - g)) : ~(uint64_t)0);
+			__m512i b = _mm512_load_si512(p->scale + i * stride + 16 * g);
+
+			rare |= _mm512_mask_cmpge_epu8_mask(of, _mm512_sub_epi8(b, _mm512_set1_epi8(1)), _mm512_set1_epi8((char)254));
+		}
+	return !rare;
+}
+
+static bool int_forward_run(const struct moe_int_rows *x, const struct moe_coded_panel *p,
+			    const struct moe_panel_run *run)
+{
+	const char *next = run->next ? run->next : (const char *)p->scale;
+	struct int_tile t = { x,
+			      p,
+			      (const int32_t *)(const void *)x->q,
+			      x->start,
+			      x->scale,
+			      x->sum,
+			      next + (p->codes - p->scale),
+			      0,
+			      run->y,
+			      run->ldy,
+			      run->out };
+	__m512 f[MOE_RUN * INT_RUN_ROWS];
+
+	/* bytes come best in one stream, and so do pieces of 64 columns */
+	if (x->block != 8 * INT_RUN_STEPS || x->m * x->planes > INT_RUN_ROWS || x->codes.kind == MOE_INT_BYTES || !int_common(p, run->stride))
+		return false;
+	if (t.out == MOE_OUT_STREAM && ((uintptr_t)t.y % 64 || t.ldy % 16 || run->step % 16))
+		t.out = MOE_OUT_STORE;
+	int_runs[x->codes.kind == MOE_INT_TABLE][x->planes - 1][x->m](&t, run, f);
+	return true;
 }
 
 /* ---- rows of x as integers ---- */
