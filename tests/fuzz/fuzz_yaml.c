@@ -11,6 +11,7 @@ static const struct option_group groups[] = {
 };
 static const struct command command = { .name = "fuzz", .groups = groups };
 const struct command *const cli_commands[] = { &command, NULL };
+const struct cli_program cli_programs[] = { { NULL, NULL, NULL } };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
