@@ -160,13 +160,18 @@ static enum moe_status slot_alloc(struct moe_space *s, const struct moe_expert_l
 
 static enum moe_status space_alloc(struct moe_space *s, const struct moe_expert_layer *l, int T)
 {
-	struct moe_engine *e = s->key.engine;
-	size_t scratch = moe_experts_worker_scratch(&l->layer, T);
-
 	s->capacity = T;
 	for (int i = 0; i < s->key.slots; i++)
 		MOE_TRY(slot_alloc(s, l, T, &s->slot[i]));
-	return moe_engine_reserve_scratch(e, MOE_MAX(scratch, moe_exchange_scratch(&l->layer)));
+	return MOE_OK;
+}
+
+/* Layers of one shape may have weights of different formats. */
+static enum moe_status reserve_scratch(const struct moe_expert_layer *l, int T)
+{
+	size_t scratch = moe_experts_worker_scratch(&l->layer, T);
+
+	return moe_engine_reserve_scratch(l->engine, MOE_MAX(scratch, moe_exchange_scratch(&l->layer)));
 }
 
 /* Tasks of all its layers. */
@@ -185,11 +190,13 @@ enum moe_status moe_space_reserve(struct moe_space *s, const struct moe_expert_l
 	enum moe_status st;
 
 	if (T <= s->capacity)
-		return MOE_OK;
+		return reserve_scratch(l, T);
 	MOE_TRY(wait_all(s));
 	moe_space_release(s);
 	s->generation++;
 	st = space_alloc(s, l, T);
+	if (st == MOE_OK)
+		st = reserve_scratch(l, T);
 	if (st != MOE_OK)
 		moe_space_release(s);
 	return st;

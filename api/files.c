@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checkpoints and adapters as files: merging, converting. Needs no engine. */
+#include "codelets/format.h"
+#include "codelets/kernels/kernels.h"
 #include "model/adapters/adapter_form.h"
 #include "model/convert.h"
 #include "model/file.h"
@@ -78,6 +80,7 @@ enum moe_status moe_convert_model(const struct moe_convert_model_params *p,
 				  struct moe_convert_model_result *result)
 {
 	struct moe_convert_model_result own = { .struct_size = sizeof own };
+	const struct moe_kernels *kernels;
 
 	if (!p || p->struct_size < sizeof *p || (result && result->struct_size < sizeof *result))
 		return moe_fail(MOE_ERR_ARG, "convert params: struct_size is not set");
@@ -88,6 +91,8 @@ enum moe_status moe_convert_model(const struct moe_convert_model_params *p,
 				(long long)p->max_shard_bytes, p->threads);
 	if (!strcmp(p->weights, "keep"))
 		return moe_fail(MOE_ERR_ARG, "weights \"keep\" converts nothing");
+	MOE_TRY(moe_kernels_choose(NULL, &kernels));
+	moe_coders_use(kernels->coders);
 	return moe_convert_model_run(p, NULL, NULL, result ? result : &own);
 }
 

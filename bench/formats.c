@@ -202,7 +202,7 @@ static void open_bench(struct bench *w)
 	w->y = pages(rows * 4);
 	w->panel = pages(rows * 4);
 	w->scratch = pages(scratch);
-	w->ints = pages(moe_int_bytes(w->t, MOST_ROWS, w->k));
+	w->ints = pages(moe_int_bytes(w->t, MOE_COMPUTE_INT8, MOST_ROWS, w->k));
 	w->buffer = pages(MOE_MAX(32 * (size_t)w->k, moe_coded_slice_bytes(w->n)));
 	for (size_t i = 0; i < rows; i++) {
 		w->dy[i] = (float)(next_random() % 2000) * 1e-3f - 1;

@@ -48,10 +48,29 @@ enum moe_compute moe_format_compute(const struct moe_format *f)
 	return f->compute ? f->compute : MOE_COMPUTE_BF16;
 }
 
+static const struct moe_coders *_Atomic coders;
+
+void moe_coders_use(const struct moe_coders *c)
+{
+	coders = c;
+}
+
+const struct moe_coders *moe_coders(void)
+{
+	return coders;
+}
+
 float moe_largest(int64_t n, int64_t k, const float *x, int64_t ld)
 {
+	const struct moe_coders *c = moe_coders();
 	float largest = 0;
 
+	if (c) {
+		uint32_t bits = c->largest(n, k, x, ld);
+
+		memcpy(&largest, &bits, sizeof largest);
+		return largest;
+	}
 	for (int64_t i = 0; i < n; i++)
 		for (int64_t j = 0; j < k; j++)
 			largest = MOE_MAX(largest, fabsf(x[i * ld + j]));
@@ -142,12 +161,13 @@ static enum moe_status round_scale(const struct moe_quantised *q, float *scale, 
 	return MOE_OK;
 }
 
-/* By the bits, which compilers compare in vectors. */
+/* By the bits. */
 static bool all_finite(int64_t n, int64_t k, const float *x, int64_t ld)
 {
-	uint32_t most = 0;
+	const struct moe_coders *c = moe_coders();
+	uint32_t most = c ? c->largest(n, k, x, ld) : 0;
 
-	for (int64_t i = 0; i < n; i++)
+	for (int64_t i = 0; !c && i < n; i++)
 		for (int64_t j = 0; j < k; j++) {
 			uint32_t bits;
 

@@ -130,6 +130,23 @@ struct moe_format {
 	struct moe_format_layout layout[MOE_FORMAT_LAYOUTS]; /* ends with codes NULL */
 };
 
+/*
+ * What quantisers do for every weight, in vectors: each has the bits of the plain C that stands for it in format.c and
+ * formats/. x is finite, rows ld apart.
+ */
+struct moe_coders {
+	uint32_t (*largest)(int64_t n, int64_t k, const float *x, int64_t ld); /* magnitude, as bits; any x */
+	void (*range)(int64_t k, const float *x, float *least, float *largest); /* with 0 in it */
+	/* x / scale, rounded, within least..most, plus add */
+	void (*integers)(int64_t k, const float *x, float scale, int least, int most, int add, uint8_t *codes);
+	void (*e4m3)(int64_t k, const float *x, float scale, uint8_t *codes);
+	void (*e2m1)(int64_t k, const float *x, float scale, uint8_t *codes);
+};
+
+/* Those of the process; NULL: plain C. moe_kernels_select chooses a table's. */
+void moe_coders_use(const struct moe_coders *c);
+const struct moe_coders *moe_coders(void);
+
 extern const struct moe_format *const moe_format_list[];
 /* NULL if there is none of that name. */
 const struct moe_format *moe_format_find(const char *name);

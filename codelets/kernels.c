@@ -55,6 +55,7 @@ enum moe_status moe_kernels_select(const char *name)
 
 	MOE_TRY(moe_kernels_choose(name, &best));
 	selected = best;
+	moe_coders_use(best->coders);
 	return MOE_OK;
 }
 

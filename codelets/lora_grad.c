@@ -2,10 +2,25 @@
 #include "codelets/lora_grad.h"
 #include "engine/codelet.h"
 
+/* The widest of the layer's weights. */
+static enum moe_compute compute_of(const struct moe_experts *l)
+{
+	enum moe_compute most = MOE_COMPUTE_DEFAULT;
+
+	for (int p = 0; p < l->P; p++)
+		for (int e = 0; e < l->E; e++) {
+			const struct moe_experts_part *part = &l->part[p];
+			struct moe_expert x = { .gate = part->gate[e], .up = part->up[e], .down = part->down[e] };
+
+			most = MOE_MAX(most, moe_expert_compute(&x));
+		}
+	return most;
+}
+
 size_t moe_lora_grad_scratch(const struct moe_experts *l, int m)
 {
 	return (size_t)m * 3 * (size_t)moe_rank_width(l->r) * sizeof(float) +
-	       moe_kernels()->expert_scratch(m, l->H, l->I, l->r);
+	       moe_kernels()->expert_scratch(m, l->H, l->I, l->r, compute_of(l));
 }
 
 static void add(size_t n, const float *src, float *dst)

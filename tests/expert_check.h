@@ -111,7 +111,7 @@ static inline void expert_buffers(struct expert_run *r)
 	w->v_part = mem(parts * rank * sizeof(float));
 	w->w_part = mem(parts * 2 * rank * sizeof(float));
 	w->dgw_part = mem(parts * sizeof(float));
-	r->scratch = mem(K->expert_scratch(m, c->H, c->I, c->r));
+	r->scratch = mem(K->expert_scratch(m, c->H, c->I, c->r, moe_expert_compute(&r->e)));
 }
 
 /* Gradients begin as NaN: the first micro-batch overwrites. */

@@ -33,6 +33,15 @@ bool moe_test_full(void)
 	return v && !strcmp(v, "1");
 }
 
+bool moe_test_threads_only(void)
+{
+#ifdef __SANITIZE_THREAD__
+	return true;
+#else
+	return false;
+#endif
+}
+
 static const char *join(const char *root, const char *relative)
 {
 	static char ring[8][PATH_MAX];

@@ -21,6 +21,8 @@ extern const struct moe_test moe_suite_tests[]; /* ends with a NULL name */
 void moe_test_skip(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* true when MOESAIC_TEST_FULL=1: full counts instead of reduced ones. */
 bool moe_test_full(void);
+/* true under ThreadSanitizer, where tasks and their order count: fewer numbers are compared, kinds of calls stay. */
+bool moe_test_threads_only(void);
 /* Path of a file of the project (tests/fixtures/...), in a static ring of buffers. */
 const char *moe_test_path(const char *relative);
 /* Path below ../shared of the checkout, or NULL if that is absent. */

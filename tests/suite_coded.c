@@ -258,8 +258,8 @@ static void ints_of(const struct moe_quantised *q, enum moe_compute compute, int
 		return;
 	plain.int_block = moe_int_block_plain;
 	K->tiles->pack_fwd(m, x, k, NULL, k, kp, panel, kp, 0);
-	ints[0] = moe_int_operand(&plain, m, &W, panel, kp, mem(moe_int_bytes(&plain, m, k)));
-	ints[1] = moe_int_operand(K->tiles, m, &W, panel, kp, mem(moe_int_bytes(&plain, m, k)));
+	ints[0] = moe_int_operand(&plain, m, &W, panel, kp, mem(moe_int_bytes(&plain, W.coding.compute, m, k)));
+	ints[1] = moe_int_operand(K->tiles, m, &W, panel, kp, mem(moe_int_bytes(&plain, W.coding.compute, m, k)));
 	check_same("operand", ints[0]->q, ints[1]->q, (size_t)(m * ints[0]->planes * kp));
 	for (int64_t i = 0; i < moe_packed_panels(n); i++) {
 		struct moe_coded_panel p = moe_coded_panel(&W, i);

@@ -89,6 +89,8 @@ static void odd_shapes_one(void)
 		{ .E = 1, .k = 1, .H = 33, .I = 7, .T = 70, .r = 1, .seed = 3 },
 		{ .E = 16, .k = 8, .H = 96, .I = 64, .T = 65, .r = 4, .seed = 4 },
 		{ .E = 4, .k = 2, .H = 40, .I = 300, .T = 0, .r = 4, .seed = 6 },
+		{ .E = 2, .k = 2, .H = 72, .I = 90, .T = 11, .r = 33, .seed = 7 },
+		{ .E = 2, .k = 1, .H = 90, .I = 72, .T = 11, .r = 64, .seed = 8 },
 	};
 
 	for (int parts = 1; parts <= 5; parts += 4) {

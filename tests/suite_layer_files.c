@@ -365,6 +365,45 @@ static void test_kt(void)
 	each_table(kt_folder);
 }
 
+static int notes;
+
+static void count_notes(enum moe_log_level level, const char *text, void *user)
+{
+	(void)user;
+	notes += level == MOE_LOG_INFO && strstr(text, "prepared backward weights are not read") != NULL;
+}
+
+/* Prepared backward weights beside the others are told of once, and read past: here they are not even codes. */
+static void test_backward_weights(void)
+{
+	struct moe_engine *e = layer_engine(2, 2);
+	struct moe_expert_layer *a, *b;
+	struct block_data d;
+	char dir[512];
+
+	block_data_make(&d, &whole);
+	write_kt(&d, 8, 2);
+	for (int x = 0; x < whole.E; x++) {
+		put_kt("gate_bwd", x, 0, 8, "quant", "none", 4);
+		put_kt("up_bwd", x, 1, 8, "scale", "none", 4);
+	}
+	snprintf(dir, sizeof dir, "%s/kt", moe_test_dir());
+	a = make(e, &whole, "int8", false);
+	b = make(e, &whole, "int8", false);
+	notes = 0;
+	moe_log_set(count_notes, NULL);
+	CHECK_OK(moe_experts_load_file(a, dir, NULL, NULL, 0));
+	CHECK(notes == 1);
+	write_kt(&d, 8, 2); /* without them */
+	CHECK_OK(moe_experts_load_file(b, dir, NULL, NULL, 0));
+	CHECK(notes == 1);
+	moe_log_set(NULL, NULL);
+	same_bits(a, b, &d);
+	moe_experts_destroy(a), moe_experts_destroy(b);
+	block_data_free(&d);
+	CHECK_OK(moe_engine_close(e));
+}
+
 /* ---- refused, by name ---- */
 
 static void refused(struct moe_engine *e, const struct block_case *c, const char *format,
@@ -439,6 +478,7 @@ static void test_errors(void)
 const struct moe_test moe_suite_tests[] = {
 	{ "fused tensors in every layout", test_fused },
 	{ "kt-kernel's folders, one part and two", test_kt },
+	{ "kt-kernel's backward weights are read past", test_backward_weights },
 	{ "what is refused, by name", test_errors },
 	{ NULL, NULL },
 };

@@ -39,10 +39,16 @@ static void run_table(const struct moe_kernels *k, void (*run)(void))
 		printf("\n  with table %s\n", k->name);
 }
 
+/* Kernels know no threads: the exact table and the best one are enough to see those. */
+static bool is_wanted(const struct moe_kernels *k)
+{
+	return !moe_test_threads_only() || !k->tiles || k == best(false);
+}
+
 void each_table(void (*run)(void))
 {
 	for (int i = 0; moe_kernels_list[i]; i++)
-		if (moe_kernels_list[i]->supported())
+		if (moe_kernels_list[i]->supported() && is_wanted(moe_kernels_list[i]))
 			run_table(moe_kernels_list[i], run);
 }
 

@@ -15,7 +15,7 @@ struct table_tolerance {
 	double out, grad_x, grad_weights, grad, loss;
 };
 
-/* Runs `run` under every supported table. Outside of it: the table that an engine takes by itself. */
+/* Runs `run` under every supported table (ThreadSanitizer: the exact and the best one). Outside of it: the table that an engine takes by itself. */
 void each_table(void (*run)(void));
 /* Under the exact table alone: for checks finer than bf16. */
 void exact_table(void (*run)(void));

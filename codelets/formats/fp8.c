@@ -87,7 +87,11 @@ static uint8_t code_of(float v)
 static void encode(int64_t n, int64_t k, const float *x, int64_t ld, float scale, uint8_t *out,
 		   int64_t ld_codes)
 {
-	for (int64_t i = 0; i < n; i++)
+	const struct moe_coders *c = moe_coders();
+
+	for (int64_t i = 0; c && i < n; i++)
+		c->e4m3(k, x + i * ld, scale, out + i * ld_codes);
+	for (int64_t i = 0; !c && i < n; i++)
 		for (int64_t j = 0; j < k; j++)
 			out[i * ld_codes + j] = code_of(x[i * ld + j] / scale);
 }

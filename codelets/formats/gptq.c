@@ -81,16 +81,21 @@ float moe_int4_quantise_zero(int64_t k, const float *x, uint8_t *out, int8_t *ze
 float moe_int4_quantise_zero(int64_t k, const float *x, uint8_t *out, int8_t *zero)
 {
 	float least = 0, largest = 0, scale;
+	const struct moe_coders *c = moe_coders();
 	int z;
 
-	for (int64_t i = 0; i < k; i++) {
+	if (c)
+		c->range(k, x, &least, &largest);
+	for (int64_t i = 0; !c && i < k; i++) {
 		least = MOE_MIN(least, x[i]);
 		largest = MOE_MAX(largest, x[i]);
 	}
 	scale = moe_f16_to_f32(moe_f32_to_f16(largest > least ? (largest - least) / 15 : 1));
 	scale = scale > 0 ? scale : 0x1p-24f;
 	z = (int)MOE_MAX(MOE_MIN(nearbyintf(-least / scale), 15), 1);
-	for (int64_t i = 0; i < k; i++) {
+	if (c)
+		c->integers(k, x, scale, -z, 15 - z, z, out);
+	for (int64_t i = 0; !c && i < k; i++) {
 		float v = nearbyintf(x[i] / scale) + (float)z;
 
 		out[i] = (uint8_t)MOE_MAX(MOE_MIN(v, 15), 0);

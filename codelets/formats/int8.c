@@ -39,7 +39,11 @@ static enum moe_status open(const struct moe_stored *s, struct moe_quantised *q)
 static void encode(int64_t n, int64_t k, const float *x, int64_t ld, float scale, uint8_t *out,
 		   int64_t ld_codes)
 {
-	for (int64_t i = 0; i < n; i++)
+	const struct moe_coders *c = moe_coders();
+
+	for (int64_t i = 0; c && i < n; i++)
+		c->integers(k, x + i * ld, scale, -127, 127, 0, out + i * ld_codes);
+	for (int64_t i = 0; !c && i < n; i++)
 		for (int64_t j = 0; j < k; j++) {
 			float v = nearbyintf(x[i * ld + j] / scale);
 

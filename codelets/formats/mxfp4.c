@@ -55,7 +55,11 @@ static enum moe_status open(const struct moe_stored *s, struct moe_quantised *q)
 static void encode(int64_t n, int64_t k, const float *x, int64_t ld, float scale, uint8_t *out,
 		   int64_t ld_codes)
 {
-	for (int64_t i = 0; i < n; i++)
+	const struct moe_coders *c = moe_coders();
+
+	for (int64_t i = 0; c && i < n; i++)
+		c->e2m1(k, x + i * ld, scale, out + i * ld_codes);
+	for (int64_t i = 0; !c && i < n; i++)
 		for (int64_t j = 0; j < k; j++) {
 			float v = x[i * ld + j] / scale, a = fabsf(v);
 			/* steps of .5 up to 2, of 1 up to 4, of 2 beyond: ties to even codes */

@@ -108,6 +108,12 @@ struct moe_expert {
 	const struct moe_expert *next;
 };
 
+/* What x may be made into: DEFAULT for plain weights. */
+static inline enum moe_compute moe_expert_compute(const struct moe_expert *e)
+{
+	return MOE_MAX(MOE_MAX(e->gate.coding.compute, e->up.coding.compute), e->down.coding.compute);
+}
+
 /*
  * The rows (token, slot pairs) of one expert in one micro-batch: everything the ops below read and
  * write, with m = rows. Pointers are to the expert's first row.
@@ -168,6 +174,7 @@ struct moe_adamw {
 };
 
 struct moe_tiles;
+struct moe_coders;
 
 struct moe_kernels {
 	const char *name;
@@ -177,6 +184,7 @@ struct moe_kernels {
 	 * (moe_kernels_enable); NULL: nothing to ask. */
 	bool (*enable)(void);
 	const struct moe_tiles *tiles; /* packed/tiles.h; NULL: the table has its own ways */
+	const struct moe_coders *coders; /* codelets/format.h; NULL: the plain ones */
 
 	/* ---- what the rows of an expert look like ---- */
 	int width_pad, rank_pad; /* H, I and r are padded to multiples of these */
@@ -273,7 +281,8 @@ struct moe_kernels {
 
 	/* ---- experts; chunks c0..c1 are of MOE_CHUNK columns of I (gate_up, down_bwd) or of H
 	 * ---- */
-	size_t (*expert_scratch)(int m, int64_t H, int64_t I, int r);
+	/* compute: the widest of the expert's weights' (moe_expert_compute) */
+	size_t (*expert_scratch)(int m, int64_t H, int64_t I, int r, enum moe_compute compute);
 	void (*expert_gather)(const struct moe_expert *e, struct moe_expert_rows *w, void *scratch);
 	void (*expert_gate_up)(const struct moe_expert *e, struct moe_expert_rows *w, int c0,
 			       int c1, void *scratch);

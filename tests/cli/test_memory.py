@@ -22,6 +22,7 @@ CONFIG = {
 }  # fmt: skip
 
 
+SANITIZED = "sanitize" in os.environ.get("MOESAIC_BUILD_KIND", "")  # has memory of its own: peaks say nothing of the plan
 FORMATS = {"int8": 1, "int4": 0.5625, "fp8": 1.03125, "mxfp4": 0.53125}  # bytes a weight, docs/formats.md
 
 
@@ -84,6 +85,14 @@ class Memory(Case):
     def values(self, *more):
         return json.loads(self.good(*self.arguments(*more, "--json")).stdout)
 
+    def planned(self, values):
+        if not SANITIZED:
+            self.assertAlmostEqual(values["peak_gib"] / values["planned_gib"], 1, delta=0.05)
+
+    def kept(self, values, limit):
+        if not SANITIZED:
+            self.assertLessEqual(values["peak_gib"] * 2**30, 1.05 * limit)
+
     def test_peak_is_what_was_planned(self):
         """Six configurations, within 5 %."""
         plain = ["--batch-tokens", 1024]
@@ -99,18 +108,19 @@ class Memory(Case):
                 values = self.values(*flags)
                 planned, peak = values["planned_gib"], values["peak_gib"]
                 print(f"  planned {planned:.3f} GiB, peak {peak:.3f}, {100 * (peak / planned - 1):+.1f} %: {flags}")
-                self.assertAlmostEqual(peak / planned, 1, delta=0.05)
+                self.planned(values)
 
     def test_full_fine_tuning_computed_again(self):
         """Whole weights: both peaks are the planned ones, so that computing again saves what the plan says, for the same loss."""
         flags = ["--method", "full", "--batch-tokens", 2048, "--max-steps", 2, "--gradient-accumulation-steps", 2]
         kept, again = (self.values(*flags, "--recompute", how) for how in ("never", "always"))
         for values in (kept, again):
-            self.assertAlmostEqual(values["peak_gib"] / values["planned_gib"], 1, delta=0.05)
+            self.planned(values)
         planned, saved = (kept[key] - again[key] for key in ("planned_gib", "peak_gib"))
         print(f"  full: planned {kept['planned_gib']:.3f} and {again['planned_gib']:.3f} GiB, saved {saved:.3f} of {planned:.3f}")
         self.assertGreater(planned, 0.03)
-        self.assertGreater(saved, planned / 2)
+        if not SANITIZED:
+            self.assertGreater(saved, planned / 2)
         self.assertEqual(again["last_loss"], kept["last_loss"])
 
     def test_a_limit_chooses(self):
@@ -130,7 +140,7 @@ class Memory(Case):
                 break
             values = json.loads(result.stdout)
             self.assertLessEqual(values["planned_gib"] * 2**30, limit)
-            self.assertLessEqual(values["peak_gib"] * 2**30, 1.05 * limit)
+            self.kept(values, limit)
             self.assertEqual(values["last_loss"], wide["last_loss"])
             found.add((values["micro_batches_in_flight"], values["recomputed_layers"] > 0))
         self.assertIn((1, False), found)
@@ -185,7 +195,7 @@ class Memory(Case):
                 values = self.values(*flags, "--memory-limit", int(1.02 * limit))
                 self.assertEqual((values["micro_batches_in_flight"], values["recomputed_layers"]), (1, SIZES["layers"]))
                 self.assertLessEqual(values["planned_gib"] * 2**30, 1.02 * limit)
-                self.assertLessEqual(values["peak_gib"] * 2**30, 1.05 * limit)
+                self.kept(values, limit)
                 shutil.rmtree(self.out)
 
     def test_refused_before_anything_is_made(self):

@@ -70,6 +70,13 @@ void OWN(to_bf16)(int m, int64_t n, const float *x, int64_t ldx, uint16_t *dst, 
 void OWN(pack_rows)(int64_t block, int rows, int64_t k, int64_t kp, const float *src, int64_t ld,
 		    float scale, uint16_t *dst);
 
+/* codes.c (moe_coders of codelets/format.h) */
+uint32_t OWN(largest)(int64_t n, int64_t k, const float *x, int64_t ld);
+void OWN(range)(int64_t k, const float *x, float *least, float *largest);
+void OWN(integers)(int64_t k, const float *x, float scale, int least, int most, int add, uint8_t *codes);
+void OWN(e4m3)(int64_t k, const float *x, float scale, uint8_t *codes);
+void OWN(e2m1)(int64_t k, const float *x, float scale, uint8_t *codes);
+
 /* optimizer.c */
 double OWN(sum_squares)(int64_t n, const float *g);
 void OWN(adamw)(int64_t n, float *p, const float *g, float *m, float *v, const struct moe_adamw *o);

@@ -25,7 +25,7 @@ struct moe_widths moe_expert_widths(const struct moe_tiles *t, int64_t H, int64_
 }
 
 struct moe_expert_scratch moe_expert_carve(const struct moe_tiles *t, struct moe_carver *c, int m,
-					   int64_t H, int64_t I, int r)
+					   int64_t H, int64_t I, int r, enum moe_compute compute)
 {
 	struct moe_widths d = moe_expert_widths(t, H, I, r, 2 * r);
 	size_t M = (size_t)m + (size_t)m % 2, column = M * MOE_PACK_N * sizeof(float);
@@ -47,16 +47,17 @@ struct moe_expert_scratch moe_expert_carve(const struct moe_tiles *t, struct moe
 		s.pair[i] = moe_carve(c, M * (size_t)d.r * (size_t)t->pair_bytes);
 	s.weight = moe_carve(c, MOE_MAX((size_t)(MOE_PACK_N * MOE_MAX(d.H, d.I)) * sizeof *s.weight,
 					moe_coded_slice_bytes(MOE_MAX(d.H, 2 * d.I))));
-	s.ints = moe_carve(c, moe_int_bytes(t, m, MOE_MAX(H, I)));
+	s.ints = moe_carve(c, moe_int_bytes(t, compute, m, MOE_MAX(H, I)));
 	s.bwd = moe_carve(c, t->bwd_scratch(m, n, (int)MOE_MAX(MOE_CHUNK, MOE_MAX(d.H, d.I))));
 	return s;
 }
 
-size_t moe_packed_expert_scratch(const struct moe_tiles *t, int m, int64_t H, int64_t I, int r)
+size_t moe_packed_expert_scratch(const struct moe_tiles *t, int m, int64_t H, int64_t I, int r,
+				 enum moe_compute compute)
 {
 	struct moe_carver c = { 0 };
 
-	moe_expert_carve(t, &c, m, H, I, r);
+	moe_expert_carve(t, &c, m, H, I, r, compute);
 	return c.used;
 }
 

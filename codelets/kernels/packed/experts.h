@@ -28,14 +28,14 @@ struct moe_expert_scratch {
 	void *thin_panel; /* [m, 2 r'] panel elements */
 	void *pair[5];	  /* pair arrays: [m, MOE_CHUNK], [m, MOE_GRAD_STRIP], [m, r'] x 3 */
 	uint16_t *weight; /* decoded weights: a panel, or a slice of down, or of gate and up */
-	void *ints; /* x or h as integers */
+	void *ints; /* x or h as integers; nothing where no weight is multiplied so */
 	void *bwd;
 };
 
 struct moe_widths moe_expert_widths(const struct moe_tiles *t, int64_t H, int64_t I, int r, int ra);
 /* Carves the scratch of one op. */
 struct moe_expert_scratch moe_expert_carve(const struct moe_tiles *t, struct moe_carver *c, int m,
-					   int64_t H, int64_t I, int r);
+					   int64_t H, int64_t I, int r, enum moe_compute compute);
 static inline struct moe_widths moe_widths_of(const struct moe_tiles *t, const struct moe_expert *e,
 					      const struct moe_expert_rows *w)
 {
@@ -48,7 +48,7 @@ static inline struct moe_expert_scratch moe_expert_scratch_of(const struct moe_t
 {
 	struct moe_carver c = { .base = scratch };
 
-	return moe_expert_carve(t, &c, w->m, w->H, w->I, e->r);
+	return moe_expert_carve(t, &c, w->m, w->H, w->I, e->r, moe_expert_compute(e));
 }
 
 static inline int moe_chunk_count(int64_t n)

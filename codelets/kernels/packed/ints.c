@@ -85,13 +85,15 @@ static struct parts parts_of(int m, int planes, int64_t k, int block)
 	return p;
 }
 
-size_t moe_int_bytes(const struct moe_tiles *t, int m, int64_t k)
+size_t moe_int_bytes(const struct moe_tiles *t, enum moe_compute compute, int m, int64_t k)
 {
+	size_t few;
+
 	k = moe_round_up(k, MOE_PACK_K);
-	if (!t->fwd_ints)
+	if (!t->fwd_ints || compute < MOE_COMPUTE_INT16)
 		return 0;
-	return MOE_MAX(parts_of(MOE_MIN(m, MOE_INT16_ROWS), 2, k, MOE_INT_LEAST).end,
-		       parts_of(m, 1, k, MOE_INT_LEAST).end);
+	few = parts_of(MOE_MIN(m, MOE_INT16_ROWS), 2, k, MOE_INT_LEAST).end;
+	return compute < MOE_COMPUTE_INT8 ? few : MOE_MAX(few, parts_of(m, 1, k, MOE_INT_LEAST).end);
 }
 
 bool moe_int_alike(const struct moe_weight *a, const struct moe_weight *b)

@@ -64,8 +64,8 @@ int moe_int_block(const struct moe_coding *c, int64_t k);
 /* What m rows are multiplied by the weight in. */
 enum moe_compute moe_coded_compute(const struct moe_tiles *t, const struct moe_weight *W, int m);
 
-/* Memory that moe_int_operand takes for m rows of k columns; 0 for tables without integers. */
-size_t moe_int_bytes(const struct moe_tiles *t, int m, int64_t k);
+/* Memory that moe_int_operand takes for m rows of k columns of weights with that compute or a narrower one. */
+size_t moe_int_bytes(const struct moe_tiles *t, enum moe_compute compute, int m, int64_t k);
 /* A forward panel [m, width] as operand of W; NULL where W is multiplied in bf16. */
 const struct moe_int_rows *moe_int_operand(const struct moe_tiles *t, int m, const struct moe_weight *W,
 					   const void *panel, int64_t width, void *memory);

@@ -43,7 +43,7 @@ static struct linear_scratch carve(const struct moe_tiles *t, struct moe_carver 
 	s.pair_thin = moe_carve(c, M * (size_t)rp * (size_t)t->pair_bytes);
 	s.weight = moe_carve(c, MOE_MAX((size_t)(MOE_PACK_N * kp) * sizeof *s.weight, moe_coded_slice_bytes(np)));
 	s.masked = moe_carve(c, r ? M * (size_t)k * sizeof(float) : 0);
-	s.ints = moe_carve(c, moe_int_bytes(t, m, k));
+	s.ints = moe_carve(c, moe_int_bytes(t, MOE_COMPUTE_INT8, m, k));
 	s.bwd = moe_carve(c, t->bwd_scratch(m, np + rp, (int)MOE_MAX(MOE_CHUNK, kp)));
 	return s;
 }

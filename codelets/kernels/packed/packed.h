@@ -76,7 +76,8 @@ void moe_packed_attention_bwd_kv(const struct moe_attention_ops *ops, const stru
 				 int k0, int k1, int g0, int g1, void *scratch);
 
 /* experts.c, experts_bwd.c, expert_grads.c */
-size_t moe_packed_expert_scratch(const struct moe_tiles *t, int m, int64_t H, int64_t I, int r);
+size_t moe_packed_expert_scratch(const struct moe_tiles *t, int m, int64_t H, int64_t I, int r,
+				 enum moe_compute compute);
 void moe_packed_expert_gather(const struct moe_tiles *t, moe_to_bf16 *to_bf16,
 			      const struct moe_expert *e, struct moe_expert_rows *w, void *scratch);
 void moe_packed_expert_gate_up(const struct moe_tiles *t, const struct moe_expert *e,

@@ -8,6 +8,7 @@
 #ifndef MOE_CODELETS_KERNELS_PACKED_TABLE_H
 #define MOE_CODELETS_KERNELS_PACKED_TABLE_H
 
+#include "codelets/format.h"
 #include "codelets/kernels/elementwise/elementwise.h"
 #include "codelets/kernels/packed/packed.h"
 
@@ -88,7 +89,7 @@ static void bound_attention_centre(const struct moe_attention *a, int q0, int q1
 	moe_packed_attention_centre(&attention_ops, a, q0, q1);
 }
 
-MOE_BIND(size_t, expert_scratch, (int m, int64_t H, int64_t I, int r), m, H, I, r)
+MOE_BIND(size_t, expert_scratch, (int m, int64_t H, int64_t I, int r, enum moe_compute compute), m, H, I, r, compute)
 MOE_BIND_WITH(OWN(to_bf16), expert_gather,
 	      (const struct moe_expert *e, struct moe_expert_rows *w, void *scratch), e, w, scratch)
 MOE_BIND(void, expert_scatter,
@@ -115,8 +116,10 @@ MOE_BIND(void, expert_down_bwd,
 MOE_BIND_GRAD(expert_lora_grad)
 MOE_BIND_GRAD(expert_weight_grad)
 
+static const struct moe_coders coders = { OWN(largest), OWN(range), OWN(integers), OWN(e4m3), OWN(e2m1) };
+
 #define MOE_PACKED_KERNELS                                                                         \
-	.tiles = &MOE_TILES, .width_pad = MOE_PACK_K, .x16 = true, .kept_bytes = 2,                \
+	.coders = &coders, .tiles = &MOE_TILES, .width_pad = MOE_PACK_K, .x16 = true, .kept_bytes = 2,                \
 	.weight_bytes = bound_weight_bytes, .weight_pack = bound_weight_pack,                      \
 	.weight_repack = bound_weight_repack,                                                      \
 	.weight_unpack = bound_weight_unpack, .lora_bytes = bound_lora_bytes,                      \

@@ -42,7 +42,7 @@ void ref_attention_bwd_kv(const struct moe_attention *a, int k0, int k1, int g0,
 			  void *scratch);
 
 /* experts.c */
-size_t ref_expert_scratch(int m, int64_t H, int64_t I, int r);
+size_t ref_expert_scratch(int m, int64_t H, int64_t I, int r, enum moe_compute compute);
 void ref_expert_gather(const struct moe_expert *e, struct moe_expert_rows *w, void *scratch);
 void ref_expert_gate_up(const struct moe_expert *e, struct moe_expert_rows *w, int c0, int c1,
 			void *scratch);
