@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <unistd.h>
 
 struct lookup {
 	char *path, *why; /* why: of OTHER and BAD */
@@ -29,7 +30,7 @@ static enum moe_status look_up(struct lookup *l)
 
 	memset(l, 0, sizeof *l);
 	MOE_TRY(moe_machine_file_path(&l->path, &l->named));
-	if (!l->path || (!l->named && !moe_path_exists(l->path)))
+	if (!l->path || (!l->named && access(l->path, R_OK)))
 		return MOE_OK;
 	st = moe_machine_file_read(l->path, &l->file);
 	if (st == MOE_ERR_NOMEM) {

@@ -42,8 +42,7 @@ static enum moe_status check_paths(struct convert *c)
 	c->gguf = moe_gguf_is(p->in);
 	if (c->gguf)
 		return MOE_OK;
-	if (!moe_path_is_dir(p->in))
-		return moe_fail(MOE_ERR_IO, "%s: no such folder", p->in);
+	MOE_TRY(moe_dir_check(p->in));
 	if (moe_path_inside(p->out, p->in))
 		return moe_fail(MOE_ERR_ARG, "%s: lies in the input's folder, which is only read",
 				p->out);

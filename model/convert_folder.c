@@ -68,12 +68,7 @@ static enum moe_status make_path(const char *final, struct moe_convert_folder *f
 	char *slash;
 	size_t n;
 
-	if (moe_path_exists(final) && !moe_path_is_dir(final))
-		return moe_fail(MOE_ERR_ARG, "%s: exists and is not a folder", final);
-	if (moe_path_exists(final) && !moe_dir_is_empty(final))
-		return moe_fail(MOE_ERR_ARG,
-				"%s: exists and is not empty: name another folder, or remove it",
-				final);
+	MOE_TRY(moe_dir_check_new(final));
 	f->final = moe_strdup(final);
 	if (!f->final)
 		return no_memory();

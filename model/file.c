@@ -36,7 +36,17 @@ bool moe_path_exists(const char *path)
 {
 	struct stat st;
 
-	return stat(path, &st) == 0;
+	return stat(path, &st) == 0 || (errno != ENOENT && errno != ENOTDIR);
+}
+
+enum moe_status moe_dir_check(const char *path)
+{
+	struct stat st;
+	int failed = stat(path, &st) ? errno : 0;
+
+	if (!failed && S_ISDIR(st.st_mode))
+		return access(path, R_OK | X_OK) == 0 ? MOE_OK : moe_fail(MOE_ERR_IO, "%s: %s", path, strerror(errno));
+	return moe_fail(MOE_ERR_IO, "%s: %s", path, failed && failed != ENOENT && failed != ENOTDIR ? strerror(failed) : "no such folder");
 }
 
 bool moe_path_is_dir(const char *path)
@@ -57,6 +67,19 @@ bool moe_dir_is_empty(const char *path)
 	if (d)
 		closedir(d);
 	return empty;
+}
+
+enum moe_status moe_dir_check_new(const char *path)
+{
+	struct stat st;
+
+	if (stat(path, &st))
+		return errno == ENOENT || errno == ENOTDIR ? MOE_OK : moe_fail(MOE_ERR_IO, "%s: %s", path, strerror(errno));
+	if (!S_ISDIR(st.st_mode))
+		return moe_fail(MOE_ERR_ARG, "%s: exists and is not a folder", path);
+	if (!moe_dir_is_empty(path))
+		return moe_fail(MOE_ERR_ARG, "%s: exists and is not empty: name another folder, or remove it", path);
+	return MOE_OK;
 }
 
 static enum moe_status open_regular(const char *path, int *fd, size_t *bytes)

@@ -10,7 +10,12 @@
 
 /* "dir/name" (just name when dir is "" or name is absolute); moe_free it; NULL without memory. */
 char *moe_path_join(const char *dir, const char *name);
+/* Also where a folder above may not be entered: opening says so then. */
 bool moe_path_exists(const char *path);
+/* MOE_ERR_IO: no such folder, or why it cannot be read. */
+enum moe_status moe_dir_check(const char *path);
+/* It is not there yet, or an empty folder; MOE_ERR_ARG, MOE_ERR_IO. */
+enum moe_status moe_dir_check_new(const char *path);
 bool moe_path_is_dir(const char *path);
 /* A directory that can be read and holds nothing. */
 bool moe_dir_is_empty(const char *path);

@@ -305,6 +305,8 @@ enum moe_status moe_inspect_path(const char *path, const struct moe_inspect_para
 	*out = NULL;
 	if (!moe_path_exists(path))
 		return moe_fail(MOE_ERR_IO, "%s: no such file or folder", path);
+	if (moe_path_is_dir(path))
+		MOE_TRY(moe_dir_check(path));
 	MOE_TRY(moe_path_is_dir(path) ? kind_of_folder(path, &kind) : kind_of_file(path, &kind));
 	*out = cJSON_CreateObject();
 	if (!*out || !cJSON_AddStringToObject(*out, "kind", kind->name) ||

@@ -106,6 +106,20 @@ enum moe_status moe_json_read(const char *path, cJSON **out)
 	return status;
 }
 
+/* Paths may hold bytes that are no UTF-8, which no reader of JSON takes. */
+static void repair_utf8(char *text)
+{
+	size_t n = strlen(text);
+
+	for (size_t i = 0; i < n;) {
+		size_t len = utf8_sequence((const unsigned char *)text + i, n - i);
+
+		if (!len)
+			text[i] = '?';
+		i += len ? len : 1;
+	}
+}
+
 enum moe_status moe_json_write(const char *path, const cJSON *v)
 {
 	char *text = cJSON_Print(v);
@@ -114,6 +128,7 @@ enum moe_status moe_json_write(const char *path, const cJSON *v)
 
 	if (!text)
 		return moe_fail(MOE_ERR_NOMEM, "%s: out of memory", path);
+	repair_utf8(text);
 	n = strlen(text);
 	text[n] = '\n'; /* in place of the NUL: moe_file_write takes a length */
 	status = moe_file_write(path, text, n + 1);

@@ -24,7 +24,7 @@ enum moe_status moe_json_parse(const char *text, size_t bytes, const char *what,
 /* The same for a file that must hold an object. MOE_ERR_IO, MOE_ERR_FORMAT. */
 enum moe_status moe_json_read(const char *path, cJSON **out);
 /* Writes v, indented, with moe_file_write. */
-enum moe_status moe_json_write(const char *path, const cJSON *v);
+enum moe_status moe_json_write(const char *path, const cJSON *v); /* texts that are no UTF-8 get question marks */
 
 /* The value of key, NULL when absent or null. */
 const cJSON *moe_json_get(const cJSON *obj, const char *key);

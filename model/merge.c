@@ -33,8 +33,7 @@ static enum moe_status check_paths(const struct moe_merge_params *p)
 				"%s: an adapter cannot be merged into a GGUF file: moesaic convert %s DIR makes a folder it can be "
 				"merged into",
 				p->model, p->model);
-	if (!moe_path_is_dir(p->model))
-		return moe_fail(MOE_ERR_IO, "%s: no such folder", p->model);
+	MOE_TRY(moe_dir_check(p->model));
 	if (moe_path_inside(p->output_dir, p->model))
 		return moe_fail(MOE_ERR_ARG,
 				"%s: lies in the base model's folder, which is only read",

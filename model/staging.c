@@ -69,13 +69,7 @@ static enum moe_status make(const char *final, struct moe_staging *s, const char
 {
 	char *own;
 
-	if (moe_path_exists(final) && !moe_path_is_dir(final))
-		return moe_fail(MOE_ERR_ARG, "%s: exists and is not a folder", final);
-	if (moe_path_exists(final) && !moe_dir_is_empty(final))
-		return moe_fail(MOE_ERR_ARG,
-				"%s: exists and is not empty: name another folder, or "
-				"remove it",
-				final);
+	MOE_TRY(moe_dir_check_new(final));
 	MOE_TRY(moe_dir_make(dir));
 	clean(dir, name);
 	own = moe_format("%s" MARK "%ld", name, (long)getpid());

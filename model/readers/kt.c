@@ -216,8 +216,7 @@ enum moe_status moe_kt_open(const char *dir, struct moe_safetensors *st, struct 
 	struct moe_kt *kt;
 
 	*out = NULL;
-	if (!moe_path_is_dir(dir))
-		return moe_fail(MOE_ERR_IO, "%s: no such folder", dir);
+	MOE_TRY(moe_dir_check(dir));
 	kt = moe_calloc(1, sizeof *kt);
 	if (kt) {
 		kt->dir = moe_strdup(dir);

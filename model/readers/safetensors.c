@@ -5,6 +5,7 @@
 #include "model/readers/safetensors_header.h"
 #include "model/readers/safetensors_table.h"
 
+#include <errno.h>
 #include <dirent.h>
 #include <sys/mman.h>
 
@@ -238,7 +239,7 @@ static enum moe_status add_lone_file(struct moe_safetensors *st, const char *dir
 	DIR *d = opendir(dir);
 
 	if (!d)
-		return moe_fail(MOE_ERR_IO, "%s: cannot list the directory", dir);
+		return moe_fail(MOE_ERR_IO, "%s: cannot list the directory: %s", dir, strerror(errno));
 	while ((e = readdir(d))) {
 		size_t len = strlen(e->d_name);
 

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 
-from .errors import UserError
+from .errors import UserError, is_file
 
 
 def _read_json(path):
@@ -34,7 +34,7 @@ def _keep_offsets_whole(node):
 
 def model_folder(model):
     """The folder with a model's tokenizer: a model that is a GGUF file has the one it lies in."""
-    return os.path.dirname(model) or "." if os.path.isfile(model) else model
+    return os.path.dirname(model) or "." if is_file(model) else model
 
 
 class Checkpoint:
@@ -45,11 +45,11 @@ class Checkpoint:
         if not os.path.isdir(folder):
             raise UserError(f"--model {folder}: no such folder")
         path = os.path.join(folder, "tokenizer.json")
-        if not os.path.isfile(path) and folder != model:
+        if not is_file(path) and folder != model:
             raise UserError(
                 f"--model {model}: no tokenizer.json beside it, and the tokenizer inside a GGUF file is not read: put the original model's tokenizer.json (and tokenizer_config.json, chat_template.jinja) into {folder}"
             )
-        if not os.path.isfile(path):
+        if not is_file(path):
             raise UserError(
                 f"--model {folder}: no tokenizer.json in it (only the fast tokenizer format is read; rows with input_ids and labels need none)"
             )
@@ -62,7 +62,7 @@ class Checkpoint:
 
     def _optional(self, name):
         path = os.path.join(self.folder, name)
-        return _read_json(path) if os.path.isfile(path) else {}
+        return _read_json(path) if is_file(path) else {}
 
     def _special_tokens(self):
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -80,7 +80,7 @@ class Checkpoint:
     def template(self):
         """The model's own chat template, or None."""
         path = os.path.join(self.folder, "chat_template.jinja")
-        if os.path.isfile(path):
+        if is_file(path):
             with open(path, encoding="utf-8") as file:
                 return file.read()
         value = self.config.get("chat_template")

@@ -11,7 +11,7 @@ import sys
 
 from . import packing, report, rows, spans
 from .checkpoint import Checkpoint, model_folder
-from .errors import UserError, run_main
+from .errors import UserError, is_file, run_main, text_of
 from .options import columns, Parser, pairs, positive
 from .progress import Progress
 from .template import NoSystem, load_template
@@ -89,7 +89,7 @@ class Tokeniser:
     def vocab_size(self):
         """Of the model where config.json says it (rows may hold any id the embedding has), else of the tokenizer."""
         path = os.path.join(model_folder(self.model_folder), "config.json")
-        if os.path.isfile(path):
+        if is_file(path):
             with open(path, encoding="utf-8") as file:
                 size = json.load(file).get("vocab_size")
             if isinstance(size, int):
@@ -259,7 +259,7 @@ def _size(path):
 def _metadata(options, documents, tokeniser, shapes):
     chat = any(s in ("alpaca", "sharegpt", "messages") for s in shapes.values())
     template = tokeniser.template.source if chat else ""
-    has_tokenizer = os.path.isfile(os.path.join(model_folder(options.model), "tokenizer.json"))
+    has_tokenizer = is_file(os.path.join(model_folder(options.model), "tokenizer.json"))
     tokenizer = tokeniser.checkpoint.tokenizer_sha256 if has_tokenizer else ""
     parts = {
         "data": [file_sha256(path) for path in options.data],
@@ -273,10 +273,10 @@ def _metadata(options, documents, tokeniser, shapes):
     }
     return {
         "hash": fingerprint(parts),
-        "source": " ".join(os.path.basename(p) for p in options.data),
+        "source": text_of(" ".join(os.path.basename(p) for p in options.data)),
         "shape": " ".join(sorted(set(shapes.values()))),
         "template": hashlib.sha256(template.encode()).hexdigest() if template else "",
-        "template_from": (options.chat_template or "model") if template else "",
+        "template_from": text_of(options.chat_template or "model") if template else "",
         "tokenizer": tokenizer,
         "tokenizer_vocab_size": tokeniser.checkpoint.vocab_size if has_tokenizer else tokeniser.vocab_size(),
         "cutoff_len": options.cutoff_len,

@@ -2,6 +2,8 @@
 """The one exception a user sees, and the entry point that turns it into exit code 2."""
 
 import os
+import signal
+import stat
 import sys
 
 EXIT_USAGE = 2
@@ -12,9 +14,25 @@ class UserError(Exception):
     """Bad input or usage: one clear line, exit code 2."""
 
 
+def text_of(path):
+    """A path as text: bytes that are no UTF-8 become question marks."""
+    return path.encode("utf-8", "replace").decode()
+
+
+def is_file(path):
+    """As os.path.isfile, but a file that may not be looked at is an error, not a missing one."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def run_main(main, name):
     """Runs main() and exits as cli.md says: 0 done, 2 bad input or usage, 130 interrupted."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # the command blocks it while Python starts
         status = main()
         sys.stdout.flush()
     except UserError as error:

@@ -4,7 +4,7 @@
 import json
 import os
 
-from .errors import UserError
+from .errors import UserError, is_file
 
 SHAPES = ("alpaca", "sharegpt", "messages", "text", "tokens")
 _EXPECTED = "alpaca (instruction, output), sharegpt (conversations), messages (messages), text (text) or tokens (input_ids, labels)"
@@ -49,7 +49,7 @@ class Conversation:
 
 def read_rows(path, progress=lambda n: None):
     """Yields the rows of a .jsonl file (a row a line) or of a JSON array, one by one."""
-    if not os.path.isfile(path):
+    if not is_file(path):
         raise UserError(f"{path}: {'not a regular file' if os.path.exists(path) else 'no such file'}")
     with open(path, "rb") as file:
         head = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()

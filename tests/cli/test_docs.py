@@ -20,6 +20,8 @@ ELSEWHERE = {
     "export ": "what the line before made",
     "cc ": "test_install.py, with an installed library",
     "PATH=": "test_readme.py",
+    "moesaic convert MODEL OUT --kt-weights": "kt-kernel's files: scripts/kt-tests",
+    "moesaic inspect DIR": "the same",
 }
 DESIGNED = ("engine/sched/",)  # docs/add-policy.md: not built
 README_BLOCK = "ckpt/qwen3moe"  # test_readme.py

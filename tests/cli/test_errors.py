@@ -201,6 +201,7 @@ BEYOND = {
     "fdopen: %s": "no memory",
     "--%s %lld, but the adapter in %s has rank %d": "needs a trained adapter: test_run.py",
     "--adapter %s is a checkpoint that --overwrite removes: copy it elsewhere, or name another --output-dir": "needs a trained adapter: test_course.py",
+    "--output-dir %s: another process is training into it": "needs two processes: test_newcomer.py",
     "the loss is not finite: the adapter or the weights have NaN or Inf, or overflow": "needs a trained adapter: test_course.py",
     "standard output cannot be written": "test_full_standard_output",
     "bench %s needs a checkout of moesaic with its Python": "test_without_its_other_programs",

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/moesaic/cli.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <sys/stat.h>
 
 static const char *command_name;
@@ -13,6 +15,11 @@ static int quiet;
 void cli_set_command(const char *name)
 {
 	command_name = name;
+}
+
+bool cli_missing(const char *path)
+{
+	return access(path, F_OK) && (errno == ENOENT || errno == ENOTDIR);
 }
 
 void cli_set_quiet(int on)

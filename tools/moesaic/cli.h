@@ -41,6 +41,7 @@ int cli_status(enum moe_status status);
 /* One line on stderr unless --quiet. */
 void cli_note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void cli_set_command(const char *name);
+bool cli_missing(const char *path); /* it is not there; one that may not be looked at counts as there */
 /* Where what is read stands, in front of the text of every line; NULL: nowhere. */
 void cli_set_place(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void cli_set_quiet(int quiet);

@@ -5,7 +5,9 @@
 #include "tools/moesaic/work.h"
 
 #include <cjson/cJSON.h>
+#include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -38,7 +40,7 @@ static const struct option_group groups[] = {
 static bool has_file(const char *dir, const char *name)
 {
 	char *path = cli_format("%s/%s", dir, name);
-	bool there = access(path, R_OK) == 0;
+	bool there = !cli_missing(path);
 
 	free(path);
 	return there;
@@ -64,8 +66,10 @@ static int check(const struct settings *s, bool *model)
 
 	if (s->n_operands != 2)
 		return cli_fail(CLI_USAGE, "IN and OUT are expected, %d given", s->n_operands);
-	if (access(in, R_OK))
+	if (cli_missing(in))
 		return cli_fail(CLI_USAGE, "%s: no such folder", in);
+	if (access(in, is_file(in) ? R_OK : R_OK | X_OK))
+		return cli_fail(CLI_USAGE, "%s: %s", in, strerror(errno));
 	*model = !has_file(in, "adapter_config.json");
 	if (*model && !is_file(in) && !has_file(in, "config.json"))
 		return cli_fail(CLI_USAGE,

@@ -179,7 +179,7 @@ static int run(struct settings *s, int argc, char **argv)
 	(void)argc, (void)argv;
 	rc = rc ? rc : dataset_resolve(s);
 	rc = rc ? rc : train_resolve_method(s);
-	if (!rc && access(settings_text(s, "model"), R_OK))
+	if (!rc && cli_missing(settings_text(s, "model")))
 		rc = cli_fail(CLI_USAGE, "--model %s: no such folder or config.json%s", settings_text(s, "model"),
 			      "; nothing is downloaded: its config.json is enough (hf download NAME config.json --local-dir DIR)");
 	if (!rc && tool_model_parts(s) < 0)

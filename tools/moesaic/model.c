@@ -5,6 +5,7 @@
 
 #include "engine/size.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -31,15 +32,18 @@ static int check_folder(const char *flag, const char *dir, const char *file)
 {
 	struct stat st;
 	char *path;
-	bool there;
+	int rc = 0;
 
-	if (stat(dir, &st) || !S_ISDIR(st.st_mode))
+	if (cli_missing(dir) || (stat(dir, &st) == 0 && !S_ISDIR(st.st_mode)))
 		return cli_fail(CLI_USAGE, "--%s %s: no such folder%s", flag, dir,
 				strcmp(flag, "model") ? "" : TOOL_NO_DOWNLOAD);
 	path = cli_format("%s/%s", dir, file);
-	there = access(path, R_OK) == 0;
+	if (cli_missing(path))
+		rc = cli_fail(CLI_USAGE, "--%s %s: it has no %s", flag, dir, file);
+	else if (access(path, R_OK))
+		rc = cli_fail(CLI_USAGE, "--%s %s: %s: %s", flag, dir, file, strerror(errno));
 	free(path);
-	return there ? 0 : cli_fail(CLI_USAGE, "--%s %s: it has no %s", flag, dir, file);
+	return rc;
 }
 
 /* A folder, or a GGUF file: what is in a file its reader tells. */

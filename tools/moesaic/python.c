@@ -105,6 +105,8 @@ static void add_package_path(void)
 	joined = old && *old ? cli_format("%s:%s", old, folder) : cli_format("%s", folder);
 	setenv("PYTHONPATH", joined, 1);
 	setenv("PYTHONDONTWRITEBYTECODE", "1", 0);
+	setenv("PYTHONUTF8", "1", 1); /* data, answers and what is printed are UTF-8 in every locale */
+	unsetenv("PYTHONIOENCODING");
 	free(joined);
 	free(folder);
 }
@@ -112,6 +114,7 @@ static void add_package_path(void)
 int python_exec(const char *module, const struct arguments *a)
 {
 	struct arguments all = { 0 };
+	sigset_t interrupt;
 	char *python = interpreter(), *name = cli_format("moesaic.%s", module);
 	int rc;
 
@@ -122,7 +125,12 @@ int python_exec(const char *module, const struct arguments *a)
 	for (int i = 0; i < a->count; i++)
 		arguments_add(&all, a->items[i]);
 	fflush(NULL);
+	/* Ctrl-C while Python starts is kept until it can say what became of it: run_main takes it */
+	sigemptyset(&interrupt);
+	sigaddset(&interrupt, SIGINT);
+	sigprocmask(SIG_BLOCK, &interrupt, NULL);
 	execvp(python, all.items);
+	sigprocmask(SIG_UNBLOCK, &interrupt, NULL);
 	rc = cli_fail(CLI_USAGE, "%s: %s; MOESAIC_PYTHON names another Python", python,
 		      strerror(errno));
 	arguments_free(&all);

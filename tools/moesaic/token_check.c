@@ -91,8 +91,11 @@ static int check_model(const struct settings *s, const char *flag, const char *p
 	char *file = cli_format("%s/tokenizer.json", model), *template, found[MOE_SHA256_TEXT];
 	int rc = 0;
 
-	if (*wanted && moe_file_sha256(file, found) == MOE_OK && strcmp(wanted, found))
-		rc = other(flag, path, "tokenizer.json", model);
+	if (*wanted && !cli_missing(file)) {
+		rc = cli_status(moe_file_sha256(file, found));
+		if (!rc && strcmp(wanted, found))
+			rc = other(flag, path, "tokenizer.json", model);
+	}
 	free(file);
 	wanted = text_of(metadata, "template");
 	if (rc || !*wanted || strcmp(text_of(metadata, "template_from"), "model"))

@@ -17,6 +17,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -29,6 +30,8 @@ struct training {
 	char *data, *eval; /* token files */
 	char *schedule_args;
 	bool begun; /* a step was done: files stay */
+	bool trace_made;
+	int lock; /* of the output folder until the library takes it, -1: none */
 	bool tracing;
 	struct tool_model model;
 	struct progress progress;
@@ -84,7 +87,7 @@ static int check_output(struct training *t)
 static bool is_checkpoint(const char *dir)
 {
 	char *state = cli_format("%s/state.json", dir);
-	bool there = access(state, R_OK) == 0;
+	bool there = !cli_missing(state);
 
 	free(state);
 	return there;
@@ -148,8 +151,27 @@ static void undo_output(struct training *t)
 		unlink(t->data);
 	if (t->eval_made)
 		unlink(t->eval);
+	if (t->trace_made)
+		unlink(settings_text(t->s, "trace"));
 	if (t->folder_made)
 		rmdir(t->output);
+}
+
+static void unlock_output(struct training *t)
+{
+	if (t->lock >= 0)
+		close(t->lock);
+	t->lock = -1;
+}
+
+/* Two runs that start together must not take each other's token file; where it cannot be locked, the library says why. */
+static int lock_output(struct training *t)
+{
+	t->lock = open(t->output, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (t->lock < 0 || flock(t->lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
+		return 0;
+	t->folder_made = false;
+	return cli_fail(CLI_USAGE, "--output-dir %s: another process is training into it", t->output);
 }
 
 static int write_run(struct training *t)
@@ -397,9 +419,9 @@ static void print_summary(const struct training *t, const struct moe_train_resul
 #define MAX_CONFIG 16
 
 /* Before hours of loading: can the file be written? */
-static int check_trace(const struct settings *s)
+static int check_trace(struct training *t)
 {
-	const char *path = settings_text(s, "trace");
+	const char *path = settings_text(t->s, "trace");
 	bool there = path && access(path, F_OK) == 0;
 	int fd;
 
@@ -409,8 +431,7 @@ static int check_trace(const struct settings *s)
 	if (fd < 0)
 		return cli_fail(CLI_USAGE, "--trace %s: %s", path, strerror(errno));
 	close(fd);
-	if (!there)
-		unlink(path);
+	t->trace_made = !there;
 	return 0;
 }
 
@@ -485,6 +506,7 @@ static int train(struct training *t)
 	if (rc)
 		return rc;
 	interrupt_watch("\nstopping: finishing the first steps, then saving. Once more ends at once\n");
+	unlock_output(t);
 	st = moe_train(t->model.model, &params, on_event, t, &result);
 	progress_close(&t->progress);
 	stop_trace(t);
@@ -514,7 +536,8 @@ static int prepare(struct training *t)
 	rc = rc ? rc : check_output(t);
 	rc = rc ? rc : check_resume(t);
 	rc = rc ? rc : make_output(t);
-	rc = rc ? rc : check_trace(t->s);
+	rc = rc ? rc : lock_output(t);
+	rc = rc ? rc : check_trace(t);
 	rc = rc ? rc : token_file(t->s, "data", t->output, report, &t->data, &t->data_made);
 	if (!rc && settings_has(t->s, "eval-data"))
 		rc = token_file(t->s, "eval-data", t->output, report, &t->eval, &t->eval_made);
@@ -523,13 +546,14 @@ static int prepare(struct training *t)
 
 static int run(struct settings *s, int argc, char **argv)
 {
-	struct training t = { .s = s, .argc = argc, .argv = argv };
+	struct training t = { .s = s, .argc = argc, .argv = argv, .lock = -1 };
 	int rc = prepare(&t);
 
 	if (!rc)
 		rc = train(&t);
 	tool_model_close(&t.model);
 	undo_output(&t);
+	unlock_output(&t);
 	free(t.data);
 	free(t.eval);
 	free(t.schedule_args);
