@@ -92,6 +92,42 @@ static void check_lora(const struct moe_kernels *k, enum moe_lora_side side, int
 	free(src), free(src_t), free(got), free(want);
 }
 
+/* Panels that an update packs anew, in pieces of 48 rows, are what packing the new values gives; those of large weights
+ * are written past the caches. */
+static void check_renewed(const struct moe_kernels *k, int64_t n, int64_t cols)
+{
+	static const float special[] = { INFINITY, -INFINITY, NAN, -0.f, 3.4028235e38f, 0x1.01p0f, 0x1.03p0f };
+	float *old = randoms(n * cols), *src = randoms(n * cols);
+	size_t bytes = k->weight_bytes(MOE_F32, n, cols, MOE_USE_GEMM);
+	struct moe_weight W = { .data = bytes_of(bytes, 0) }, want = { .data = bytes_of(bytes, 0) };
+
+	for (int64_t i = 0; i < n * cols; i += 89)
+		src[i] = special[i % (int64_t)MOE_COUNT(special)];
+	k->weight_pack(&W, old, MOE_F32, n, cols, cols, MOE_USE_GEMM);
+	k->weight_pack(&want, src, MOE_F32, n, cols, cols, MOE_USE_GEMM);
+	CHECK(n * cols == 1 || memcmp(W.data, want.data, bytes));
+	for (int64_t n0 = 0; n0 < n; n0 += 48)
+		k->weight_repack(&W, src + n0 * cols, n0, MOE_MIN(n0 + 48, n));
+	if (!CHECK(!memcmp(W.data, want.data, bytes)))
+		printf("  %s renewed [%lld, %lld]\n", k->name, (long long)n, (long long)cols);
+	free(old), free(src), free(W.data), free(want.data);
+}
+
+static void renewed(void)
+{
+	static const int64_t shapes[][2] = { { 1, 1 },	    { 33, 5 },	   { 48, 64 },	 { 257, 90 },
+					     { 257, 1088 }, { 512, 544 }, { 300, 1000 }, { 64, 8192 } };
+
+	for (int i = 0; moe_kernels_list[i]; i++) {
+		const struct moe_kernels *k = moe_kernels_list[i];
+
+		if (!k->supported() || moe_kernels_enable(k) != MOE_OK)
+			continue;
+		for (size_t s = 0; s < MOE_COUNT(shapes); s++)
+			check_renewed(k, shapes[s][0], shapes[s][1]);
+	}
+}
+
 static void kernels(void)
 {
 	static const int64_t shapes[][2] = { { 1, 1 },	 { 16, 16 },  { 33, 5 },   { 5, 33 },
@@ -416,6 +452,7 @@ static void permission(void)
 
 const struct moe_test moe_suite_tests[] = {
 	{ "kernels", kernels },
+	{ "weights packed anew", renewed },
 	{ "blocks in every mode", blocks },
 	{ "blocks that change", block_changes },
 	{ "memory, errors, what a block says", memory_and_info },

@@ -112,6 +112,7 @@ void avx512_bf16_bwd(int m, const struct moe_bwd_seg *seg, int nseg, int columns
 		     int64_t ldy, enum moe_out out, void *scratch);
 
 /* pack.c, pack_bwd.c */
+void avx512_bf16_stream_panel(const float *src, int64_t k, uint16_t *dst);
 void avx512_bf16_pack_fwd_bf16(int m, const uint16_t *src, int64_t ld, const int32_t *token,
 			       int64_t k, int64_t kp, void *panel, int64_t width, int64_t col);
 void avx512_bf16_pack_fwd(int m, const float *src, int64_t ld, const int32_t *token, int64_t k,

@@ -40,6 +40,7 @@ const struct moe_tiles moe_tiles_avx512_bf16 = {
 	.int_block = avx512_bf16_int_block,
 	.fwd_ints = avx512_bf16_fwd_ints,
 	.fwd_ints_run = avx512_bf16_fwd_ints_run,
+	.stream_panel = avx512_bf16_stream_panel,
 	.pack_fwd_bf16 = avx512_bf16_pack_fwd_bf16,
 	.pack_fwd = avx512_bf16_pack_fwd,
 	.pack_bwd = avx512_bf16_pack_bwd,

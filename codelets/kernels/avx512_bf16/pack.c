@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Forward panels: per tile [width/8][rows][8], so a row's 16 columns are two runs of 16 bytes. */
+/* Weight panels from f32; forward panels: per tile [width/8][rows][8], so a row's 16 columns are two runs of 16 bytes. */
 #include "codelets/kernels/avx512_bf16/bf16.h"
 
 /* Row pointers of one tile: rows token[row + i], or row + i. */
@@ -93,4 +93,22 @@ void avx512_bf16_unpack_fwd(int m, const void *panel, int64_t width, int64_t col
 							 _mm256_slli_epi32(v, 16));
 			}
 	}
+}
+
+/* 16 columns of 4 rows into their cache line of each of two blocks */
+INLINE void stream_rows(const float *src, int64_t k, uint16_t *dst)
+{
+	__m512i ab = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(src + k), _mm512_loadu_ps(src));
+	__m512i cd = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(src + 3 * k),
+						  _mm512_loadu_ps(src + 2 * k));
+
+	_mm512_stream_si512((__m512i *)(void *)dst, _mm512_shuffle_i64x2(ab, cd, 0x88));
+	_mm512_stream_si512((__m512i *)(void *)(dst + 16 * 8), _mm512_shuffle_i64x2(ab, cd, 0xdd));
+}
+
+void avx512_bf16_stream_panel(const float *src, int64_t k, uint16_t *dst)
+{
+	for (int64_t c = 0; c < k; c += 16, dst += 16 * 16)
+		for (int row = 0; row < 16; row += 4)
+			stream_rows(src + row * k + c, k, dst + row * 8);
 }

@@ -136,6 +136,12 @@ struct moe_tiles {
 	bool (*fwd_ints_run)(const struct moe_int_rows *x, const struct moe_coded_panel *p,
 			     const struct moe_panel_run *run);
 
+	/*
+	 * A weight panel from 16 f32 rows of k columns (a multiple of MOE_PACK_K), k apart and in the cache, past the
+	 * caches. NULL: pack_rows and a copy. Same bits.
+	 */
+	void (*stream_panel)(const float *src, int64_t k, uint16_t *dst);
+
 	/* ---- panels ---- */
 	/*
 	 * Packs rows token[i] (NULL: i) of src [., k], ld elements apart, as columns col..col+kp of

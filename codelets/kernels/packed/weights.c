@@ -267,7 +267,9 @@ void moe_packed_weight_repack(const struct moe_tiles *t, moe_pack_rows *pack,
 		int rows = (int)MOE_MIN(MOE_PACK_N, n1 - n);
 		uint16_t *dst = (uint16_t *)W->data + n / MOE_PACK_N * stride;
 
-		if (stream && rows == MOE_PACK_N)
+		if (stream && rows == MOE_PACK_N && t->stream_panel && k == kp)
+			t->stream_panel(src, k, dst);
+		else if (stream && rows == MOE_PACK_N)
 			stream_rows(block_k(t), pack, src, k, kp, dst);
 		else
 			pack(block_k(t), rows, k, kp, src, k, 1, dst);
