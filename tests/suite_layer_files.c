@@ -260,15 +260,10 @@ static void pack_kt(const int8_t *codes, int bits, int64_t n, int64_t k, uint8_t
 						for (int i = 0; i < 16 * 64; i++) {
 							int64_t row = r + 16 * tile + i / 4 % 16,
 								col = c + i / 64 * 4 + i % 4;
-							int low = codes[row * k + col];
+							int64_t at = row * k + col;
+							int low = codes[at], high = bits == 8 ? 0 : codes[at + 64];
 
-							*to++ = (uint8_t)(bits == 8
-										  ? low
-										  : (low &
-										     15) | codes[row * k +
-												 col +
-												 64]
-												    << 4);
+							*to++ = (uint8_t)(bits == 8 ? low : (low & 15) | (high & 15) << 4);
 						}
 }
 
