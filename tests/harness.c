@@ -42,6 +42,15 @@ bool moe_test_threads_only(void)
 #endif
 }
 
+bool moe_test_sanitized(void)
+{
+#ifdef __SANITIZE_ADDRESS__
+	return true;
+#else
+	return moe_test_threads_only();
+#endif
+}
+
 static const char *join(const char *root, const char *relative)
 {
 	static char ring[8][PATH_MAX];

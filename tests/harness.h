@@ -23,6 +23,8 @@ void moe_test_skip(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 bool moe_test_full(void);
 /* true under ThreadSanitizer, where tasks and their order count: fewer numbers are compared, kinds of calls stay. */
 bool moe_test_threads_only(void);
+/* true under ThreadSanitizer and AddressSanitizer, which make programs 5 to 20 times slower. */
+bool moe_test_sanitized(void);
 /* Path of a file of the project (tests/fixtures/...), in a static ring of buffers. */
 const char *moe_test_path(const char *relative);
 /* Path below ../shared of the checkout, or NULL if that is absent. */

@@ -245,7 +245,7 @@ static void exact_then_packed(void (*run)(void))
 	exact_table(run_cases);
 	ref_bf16 = true;
 	exact_table(run_cases);
-	each_table(run_packed);
+	each_model_table(run_packed);
 	ref_bf16 = false;
 }
 

@@ -414,27 +414,27 @@ static void check_packed_documents(void)
 
 static void test_golden_logits(void)
 {
-	each_table(check_golden_logits);
+	each_model_table(check_golden_logits);
 }
 
 static void test_golden_training(void)
 {
-	each_table(check_golden_training);
+	each_model_table(check_golden_training);
 }
 
 static void test_same_bits(void)
 {
-	each_table(check_same_bits);
+	each_model_table(check_same_bits);
 }
 
 static void test_parts(void)
 {
-	each_table(check_parts);
+	each_model_table(check_parts);
 }
 
 static void test_packed_documents(void)
 {
-	each_table(check_packed_documents);
+	each_model_table(check_packed_documents);
 }
 
 const struct moe_test moe_suite_tests[] = {

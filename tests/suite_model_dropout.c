@@ -370,7 +370,7 @@ static void check_refused(void)
 
 static void masks(void)
 {
-	each_table(check_masks);
+	each_model_table(check_masks);
 }
 
 static void gradients(void)

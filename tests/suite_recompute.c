@@ -106,12 +106,12 @@ static void check_fixtures(void)
 
 static void configs(void)
 {
-	each_table(check_configs);
+	each_model_table(check_configs);
 }
 
 static void fixtures(void)
 {
-	each_table(check_fixtures);
+	each_model_table(check_fixtures);
 }
 
 const struct moe_test moe_suite_tests[] = {

@@ -405,8 +405,8 @@ static void steps_three(void)
 
 static void test_steps(void)
 {
-	each_table(steps_one);
-	each_table(steps_three);
+	each_model_table(steps_one);
+	each_model_table(steps_three);
 }
 
 static void dequantise(const char *from, const char *to)

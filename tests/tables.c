@@ -52,6 +52,18 @@ void each_table(void (*run)(void))
 			run_table(moe_kernels_list[i], run);
 }
 
+bool is_model_table(const struct moe_kernels *k)
+{
+	return !moe_test_sanitized() || !k->tiles || k == best(false);
+}
+
+void each_model_table(void (*run)(void))
+{
+	for (int i = 0; moe_kernels_list[i]; i++)
+		if (moe_kernels_list[i]->supported() && is_model_table(moe_kernels_list[i]))
+			run_table(moe_kernels_list[i], run);
+}
+
 void exact_table(void (*run)(void))
 {
 	for (int i = 0; moe_kernels_list[i]; i++)

@@ -17,6 +17,12 @@ struct table_tolerance {
 
 /* Runs `run` under every supported table (ThreadSanitizer: the exact and the best one). Outside of it: the table that an engine takes by itself. */
 void each_table(void (*run)(void));
+/*
+ * The same for whole models; under AddressSanitizer too, the exact and the best table alone: what the others do with memory,
+ * suites of kernels, layers and blocks see.
+ */
+void each_model_table(void (*run)(void));
+bool is_model_table(const struct moe_kernels *k);
 /* Under the exact table alone: for checks finer than bf16. */
 void exact_table(void (*run)(void));
 
