@@ -24,15 +24,16 @@ def columns(values, paths, flag="--columns"):
     result = {path: {} for path in paths}
     own = {}
     for item in (part for value in values or [] for part in value):
-        ours, equals, theirs = item.partition("=")
-        if not equals or not ours or not theirs:
-            raise UserError(f"{flag} {item}: expected NAME=VALUE")
+        ours, _, theirs = item.partition("=")
         path = max((p for p in paths if theirs.endswith("@" + p)), key=len, default=None)
+        if path is not None:
+            theirs = theirs[: -len(path) - 1]
+        if not ours or not theirs:
+            raise UserError(f"{flag} {item}: expected NAME=VALUE")
         if path is None:
             for names in result.values():
                 names[ours] = theirs
             continue
-        theirs = theirs[: -len(path) - 1]
         if own.setdefault((path, ours), theirs) != theirs:
             raise UserError(f"{flag}: {path} has {ours} from {own[path, ours]} and from {theirs}: one of both")
     for (path, ours), theirs in own.items():

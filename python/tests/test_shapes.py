@@ -118,6 +118,9 @@ class Shapes(DataTest):
         self.assertEqual(len(arrays["doc_offsets"]), 4)
         with self.assertRaisesRegex(UserError, "a.json has instruction from question and from text: one of both"):
             columns_of([[f"instruction=question@{first}", f"instruction=text@{first}"]], [first])
+        for item in ("text", "instruction=", "=question", f"instruction=@{first}"):
+            with self.assertRaisesRegex(UserError, f"--columns {item}: expected NAME=VALUE"):
+                columns_of([[item]], [first])
 
 
 class TokenFile(DataTest):
