@@ -39,29 +39,32 @@ static void run_table(const struct moe_kernels *k, void (*run)(void))
 		printf("\n  with table %s\n", k->name);
 }
 
-/* Kernels know no threads: the exact table and the best one are enough to see those. */
-static bool is_wanted(const struct moe_kernels *k)
+static bool is_exact_or_best(const struct moe_kernels *k)
 {
-	return !moe_test_threads_only() || !k->tiles || k == best(false);
-}
-
-void each_table(void (*run)(void))
-{
-	for (int i = 0; moe_kernels_list[i]; i++)
-		if (moe_kernels_list[i]->supported() && is_wanted(moe_kernels_list[i]))
-			run_table(moe_kernels_list[i], run);
+	return !k->tiles || k == best(false);
 }
 
 bool is_model_table(const struct moe_kernels *k)
 {
-	return !moe_test_sanitized() || !k->tiles || k == best(false);
+	return !moe_test_sanitized() || is_exact_or_best(k);
+}
+
+static void run_tables(bool few, void (*run)(void))
+{
+	for (int i = 0; moe_kernels_list[i]; i++)
+		if (moe_kernels_list[i]->supported() && (!few || is_exact_or_best(moe_kernels_list[i])))
+			run_table(moe_kernels_list[i], run);
+}
+
+/* Kernels know no threads: the exact table and the best one are enough to see those. */
+void each_table(void (*run)(void))
+{
+	run_tables(moe_test_threads_only(), run);
 }
 
 void each_model_table(void (*run)(void))
 {
-	for (int i = 0; moe_kernels_list[i]; i++)
-		if (moe_kernels_list[i]->supported() && is_model_table(moe_kernels_list[i]))
-			run_table(moe_kernels_list[i], run);
+	run_tables(moe_test_sanitized(), run);
 }
 
 void exact_table(void (*run)(void))

@@ -13,6 +13,7 @@ import unittest
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 TOOL = os.environ["MOESAIC_TOOL"]
+SANITIZED = "sanitize" in os.environ.get("MOESAIC_BUILD_KIND", "")  # of the programs under test; sanitizers have memory of their own
 MODEL = os.path.join(ROOT, "tests", "fixtures", "ckpt", "qwen3moe")
 VENV_PYTHON = os.path.join(ROOT, "build", "venv", "bin", "python")
 QUICK_TEMPLATE = os.path.join(ROOT, "tests", "fixtures", "demo", "quick.jinja")

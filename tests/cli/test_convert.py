@@ -12,7 +12,7 @@ import subprocess
 import time
 import unittest
 
-from support import MODEL, TOOL, Case, environment, read_tensors
+from support import MODEL, SANITIZED, TOOL, Case, environment, read_tensors
 
 FAULT = os.environ.get("MOESAIC_FAULT")
 
@@ -210,7 +210,7 @@ class Convert(Case):
         self.assertIn("no conversion made it", self.bad(2, *command[1:]))
         self.assertEqual(os.listdir(self.path("made.partial")), ["mine"])
 
-    @unittest.skipIf("sanitize" in os.environ.get("MOESAIC_BUILD_KIND", ""), "sanitizers keep freed memory for a while")
+    @unittest.skipIf(SANITIZED, "sanitizers keep freed memory for a while")
     def test_memory_is_bounded(self):
         command = self.big_model(layers=12, experts=16)
         process, most = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment()), 0

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import unittest
 
-from support import MODEL, ROOT, VENV_PYTHON, Case, environment
+from support import MODEL, ROOT, SANITIZED, VENV_PYTHON, Case, environment
 
 BUILD = os.environ["MOESAIC_BUILD"]
 SOURCE = """
@@ -60,7 +60,7 @@ class Install(Case):
         versions = run("readelf", "--dyn-syms", "--wide", os.path.join(self.libraries(), "libmoesaic.so"))
         self.assertIn("moe_version@@MOESAIC_0", versions)
 
-    @unittest.skipIf("sanitize" in os.environ.get("MOESAIC_BUILD_KIND", ""), "the sanitizer's run time is not linked")
+    @unittest.skipIf(SANITIZED, "the sanitizer's run time is not linked")
     def test_programs_link_by_pkg_config(self):
         source = self.write("main.c", SOURCE)
         env = {**environment(), "PKG_CONFIG_PATH": os.path.join(self.libraries(), "pkgconfig")}

@@ -10,7 +10,7 @@ import shutil
 import struct
 import unittest
 
-from support import Case, documents, save_tokens
+from support import SANITIZED, Case, documents, save_tokens
 
 SIZES = {"hidden": 640, "layers": 4, "experts": 8, "intermediate": 640, "vocab": 8192}
 CONFIG = {
@@ -22,7 +22,6 @@ CONFIG = {
 }  # fmt: skip
 
 
-SANITIZED = "sanitize" in os.environ.get("MOESAIC_BUILD_KIND", "")  # has memory of its own: peaks say nothing of the plan
 FORMATS = {"int8": 1, "int4": 0.5625, "fp8": 1.03125, "mxfp4": 0.53125}  # bytes a weight, docs/formats.md
 
 

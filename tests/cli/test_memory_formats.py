@@ -8,7 +8,7 @@ import re
 import struct
 import unittest
 
-from support import Case, documents, save_tokens
+from support import SANITIZED, Case, documents, save_tokens
 
 FULL = os.environ.get("MOESAIC_TEST_FULL") == "1"
 LAYERS, EXPERTS, HIDDEN, INTERMEDIATE, VOCAB = 6, 64, 1024, 1024, 2048  # 1.2 x 10^9 parameters: weights dominate in 4 bits too
@@ -86,7 +86,7 @@ def write_model(folder, kind):
     return at
 
 
-@unittest.skipIf("sanitize" in os.environ.get("MOESAIC_BUILD_KIND", ""), "sanitizers have memory of their own")
+@unittest.skipIf(SANITIZED, "sanitizers have memory of their own")
 class MemoryOfFormats(Case):
     def test_peak(self):
         """The whole process from start to end, loading included: at most a tenth more than the checkpoint's tensors."""
