@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GGUF files with hand-made blocks: what each type decodes to, how it is read, and what malformed
  * files are told. */
+#include "tests/gguf_bytes.h"
 #include "tests/harness.h"
 
 #include "model/arch.h"
@@ -9,41 +10,6 @@
 
 #include <math.h>
 #include <stdio.h>
-
-/* A file that is put together. */
-struct file {
-	uint8_t bytes[1 << 16];
-	size_t n;
-};
-
-static void put(struct file *f, const void *data, size_t n)
-{
-	memcpy(f->bytes + f->n, data, n);
-	f->n += n;
-}
-
-static void put32(struct file *f, uint32_t v)
-{
-	put(f, &v, 4);
-}
-
-static void put64(struct file *f, uint64_t v)
-{
-	put(f, &v, 8);
-}
-
-static void put_text(struct file *f, const char *text)
-{
-	put64(f, strlen(text));
-	put(f, text, strlen(text));
-}
-
-static void put_key32(struct file *f, const char *key, uint32_t v)
-{
-	put_text(f, key);
-	put32(f, 4);
-	put32(f, v);
-}
 
 #define H 256
 #define N_TENSORS 14
@@ -78,7 +44,7 @@ struct plan {
 };
 
 /* blocks: of the last matrix, all experts. The others are F16 zeros. */
-static void make(struct file *f, const struct plan *p, const void *blocks, size_t bytes)
+static void make(struct gguf_bytes *f, const struct plan *p, const void *blocks, size_t bytes)
 {
 	static const char *const keys[] = { "block_count",	    "context_length",
 					    "embedding_length",	    "attention.head_count",
@@ -86,7 +52,6 @@ static void make(struct file *f, const struct plan *p, const void *blocks, size_
 					    "expert_count",	    "expert_used_count" };
 	static const uint32_t values[] = { 1, 64, H, 1, 2, 2, 2, 1 };
 	uint64_t at = 0;
-	float eps = 1e-6f;
 	char key[64];
 
 	f->n = 0;
@@ -94,16 +59,12 @@ static void make(struct file *f, const struct plan *p, const void *blocks, size_
 	put32(f, p->version ? p->version : 3);
 	put64(f, N_TENSORS + p->more_tensors);
 	put64(f, 2 + MOE_COUNT(keys) + p->more_keys);
-	put_text(f, "general.architecture");
-	put32(f, 8);
-	put_text(f, p->arch ? p->arch : "qwen3moe");
+	put_key_text(f, "general.architecture", p->arch ? p->arch : "qwen3moe");
 	for (size_t i = 0; i < MOE_COUNT(keys); i++) {
 		snprintf(key, sizeof key, "qwen3moe.%s", keys[i]);
 		put_key32(f, key, values[i]);
 	}
-	put_text(f, "qwen3moe.attention.layer_norm_rms_epsilon");
-	put32(f, 6);
-	put(f, &eps, 4);
+	put_key_float(f, "qwen3moe.attention.layer_norm_rms_epsilon", 1e-6f);
 	for (int i = 0; i < N_TENSORS; i++) {
 		bool last = i == N_TENSORS - 1;
 		uint64_t count = 2;
@@ -125,7 +86,7 @@ static void make(struct file *f, const struct plan *p, const void *blocks, size_
 
 static const char *dir;
 
-static const char *write_file(const struct file *f, size_t n)
+static const char *write_file(const struct gguf_bytes *f, size_t n)
 {
 	static char path[512];
 
@@ -135,7 +96,7 @@ static const char *write_file(const struct file *f, size_t n)
 }
 
 /* Expert e's gate: what it means, and what it is read as. */
-static void read_gate(const struct file *f, int e, float *meant, float *as,
+static void read_gate(const struct gguf_bytes *f, int e, float *meant, float *as,
 		      struct moe_coding *coding)
 {
 	struct moe_safetensors *st = NULL;
@@ -164,7 +125,7 @@ static void put_half(uint8_t *at, float v)
 static void check_exact(const struct plan *p, const uint8_t *blocks, size_t bytes,
 			const float *want, int bits, int64_t group)
 {
-	static struct file f;
+	static struct gguf_bytes f;
 	struct moe_coding coding;
 	float meant[H], as[H];
 
@@ -224,7 +185,7 @@ static void test_q6_k(void)
 static void check_near(const struct plan *p, const uint8_t *blocks, size_t bytes, const float *want,
 		       const float *d)
 {
-	static struct file f;
+	static struct gguf_bytes f;
 	struct moe_coding coding;
 	float meant[H], as[H];
 
@@ -282,7 +243,7 @@ static void test_q4_1_and_q4_k(void)
 
 /* ---- malformed ---- */
 
-static void check_refused(const struct file *f, size_t n, enum moe_status want, const char *text)
+static void check_refused(const struct gguf_bytes *f, size_t n, enum moe_status want, const char *text)
 {
 	struct moe_safetensors *st = NULL;
 	enum moe_status got = moe_safetensors_open(write_file(f, n), &st);
@@ -298,7 +259,7 @@ static void check_refused(const struct file *f, size_t n, enum moe_status want, 
 
 static void test_malformed(void)
 {
-	static struct file f;
+	static struct gguf_bytes f;
 	static const uint8_t blocks[16 * 34];
 	static const struct {
 		struct plan plan;
@@ -348,7 +309,7 @@ static void test_malformed(void)
 
 static void test_config(void)
 {
-	static struct file f;
+	static struct gguf_bytes f;
 	static const uint8_t blocks[16 * 34];
 	static struct moe_arch arch;
 
