@@ -36,11 +36,11 @@ static enum moe_status result_bytes(const struct moe_run *r, int64_t *bytes)
 static int64_t most_checkpoints(const struct moe_run *r)
 {
 	const struct moe_trainer_params *p = r->p;
-	int64_t left = r->total_steps - r->progress.step, every = moe_run_save_every(r),
+	int64_t left = r->total_steps - r->progress.step, every = r->save_every,
 		n = every > 0 ? left / every + (p->save_steps < 0) : 0;
 
 	if (moe_run_saves_best(r))
-		n += left / MOE_MAX(1, moe_run_eval_every(r));
+		n += left / r->eval_every;
 	return MOE_MIN(n, (int64_t)moe_run_save_limit(r) + 1 + moe_run_saves_best(r));
 }
 

@@ -106,6 +106,7 @@ ROWS = [
     (TRAIN + " --method full --lora-rank 8", 2, "--lora-rank has no meaning with --method full", "--method hybrid"),
     (TRAIN + " --method full --train-router", 2, "--train-router has no meaning with --method full"),
     (TRAIN + " --masters bf16", 2, "--masters bf16 has no meaning with --method lora"),
+    (TRAIN + " --drop-last", 2, "--drop-last goes with --batch-size"),
     (TRAIN + " --eval-split 100", 2, "eval_split 100 takes all 16 packs (16 documents)", "packing off"),
     (TRAIN + " --eval-split 1.5", 2, "eval_split is 1.5", "whole number of documents"),
     # before anything is tokenised: the data do not exist
