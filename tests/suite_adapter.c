@@ -600,6 +600,19 @@ static void test_missing_files(void)
 	CU_ASSERT_EQUAL(moe_adapter_write(dir, &s.adapter, "vllm"), MOE_ERR_ARG);
 	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "kt, peft, per-expert"));
 	s.entries[0].rank = 3;
+	s.entries[0].target = MOE_ADAPTER_TARGETS;
+	CU_ASSERT_EQUAL(moe_adapter_write(dir, &s.adapter, NULL), MOE_ERR_ARG);
+	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "adapter entry of layer 0 has target"));
+	s.entries[0].target = MOE_ADAPTER_Q;
+	s.entries[0].weight = s.entries[0].a;
+	CU_ASSERT_EQUAL(moe_adapter_write(dir, &s.adapter, NULL), MOE_ERR_ARG);
+	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "q_proj of layer 0 has a weight"));
+	s.entries[0].weight = NULL;
+	snprintf(path, sizeof path, "%s/fused_expert_lora.safetensors", dir);
+	CU_ASSERT_EQUAL(moe_dir_make(path), MOE_OK);
+	CU_ASSERT_EQUAL(moe_adapter_write(dir, &s.adapter, "peft"), MOE_ERR_IO);
+	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "fused_expert_lora.safetensors: cannot remove"));
+	CU_ASSERT_EQUAL(remove(path), 0);
 	s.entries[2].down_b = NULL;
 	CU_ASSERT_EQUAL(moe_adapter_write(dir, &s.adapter, NULL), MOE_ERR_ARG);
 }
