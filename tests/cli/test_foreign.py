@@ -195,7 +195,7 @@ MAPPED = {
     "data_seed": (7, "data_seed: 7"),
     "dataloader_drop_last": (True, "drop_last: true"),
     "logging_strategy": ("steps", 'logging_strategy: "steps"'),
-    "save_steps": (0.5, "save_steps: 0.5"),
+    "logging_steps": (0.5, "logging_steps: 0.5"),
 }
 
 
