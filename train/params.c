@@ -216,17 +216,28 @@ enum moe_status moe_train_state_save(const struct moe_decoder *d, const char *di
 	return st;
 }
 
+static enum moe_status order_differs(const char *key, int64_t have, int64_t want)
+{
+	return moe_fail(MOE_ERR_ARG,
+			"the checkpoint was made with %s %lld, this run has %lld: the data would come in another order; "
+			"resume with what it was made with, or begin anew (--overwrite)",
+			key, (long long)have, (long long)want);
+}
+
 static enum moe_status check_int(const struct moe_state *s, const char *key, int64_t want)
 {
 	int64_t have;
 
 	MOE_TRY(moe_state_int(s, key, &have));
-	if (have != want)
-		return moe_fail(MOE_ERR_ARG,
-				"the checkpoint was made with %s %lld, this run has %lld: the data would come in another order; "
-				"resume with what it was made with, or begin anew (--overwrite)",
-				key, (long long)have, (long long)want);
-	return MOE_OK;
+	return have == want ? MOE_OK : order_differs(key, have, want);
+}
+
+/* Of a key younger than the format: what a checkpoint without it was made with. */
+static enum moe_status check_younger(const struct moe_state *s, const char *key, int64_t want, int64_t without)
+{
+	if (moe_state_has(s, key))
+		return check_int(s, key, want);
+	return want == without ? MOE_OK : order_differs(key, without, want);
 }
 
 static enum moe_status load_progress(const struct moe_state *s, struct moe_train_progress *p)
@@ -244,8 +255,8 @@ static enum moe_status load_progress(const struct moe_state *s, struct moe_train
 	MOE_TRY(check_int(s, "accumulation", p->accumulation));
 	MOE_TRY(check_int(s, "keep_order", p->keep_order));
 	MOE_TRY(check_int(s, "packs", p->packs));
-	MOE_TRY(check_int(s, "order_seed", p->order_seed));
-	MOE_TRY(check_int(s, "drop_last", p->drop_last));
+	MOE_TRY(check_younger(s, "order_seed", p->order_seed, (int64_t)p->seed));
+	MOE_TRY(check_younger(s, "drop_last", p->drop_last, 0));
 	MOE_TRY(moe_state_int(s, "step", &p->step));
 	MOE_TRY(moe_state_int(s, "tokens", &p->tokens));
 	MOE_TRY(moe_state_int(s, "trained_tokens", &p->trained_tokens));

@@ -221,6 +221,10 @@ class Refused(Case):
         self.refuse("'qwen3moe.rope.scaling.type'", more=[("qwen3moe.rope.scaling.type", "x" * 100)])
         self.refuse("is missing", arch="olmoe", without=[f"blk.{i}.attn_q.weight" for i in range(LAYERS)])
 
+    def test_layers_without_experts(self):
+        names = [f"blk.1.ffn_{name}_exps.weight" for name in ("gate", "up", "down")]
+        self.refuse("some layers have no experts; in 'llama' all have", arch="llama", without=names)
+
     def test_other_architectures(self):
         model = Model("qwen3moe", self.KINDS)
         model.arch = "deepseek2"
