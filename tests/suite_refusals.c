@@ -9,6 +9,8 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 const char moe_suite_name[] = "refusals";
 
@@ -675,6 +677,320 @@ static const struct row files[] = {
 	{ roof_threads, MOE_ERR_ARG, "-1 threads" },
 };
 
+/* ---- rows, steps, digests ---- */
+
+static float data[64 * 16];
+
+CALL(rows_of_none)
+{
+	struct moe_rows *rows;
+
+	return moe_rows_create(r->engine, NULL, 4, &rows);
+}
+CALL(rows_twice)
+{
+	struct moe_rows *first, *second;
+	enum moe_status st = moe_rows_create(r->engine, data, 4, &first);
+
+	CU_ASSERT_EQUAL_FATAL(st, MOE_OK);
+	st = moe_rows_create(r->engine, data, 4, &second);
+	moe_rows_destroy(first);
+	return st;
+}
+CALL(digest_of_none)
+{
+	char text[MOE_SHA256_TEXT];
+
+	return moe_file_sha256("/nonexistent/file", text);
+}
+CALL(digest_of_folder)
+{
+	char text[MOE_SHA256_TEXT];
+
+	return moe_file_sha256(moe_test_dir(), text);
+}
+
+/* What a call with one layer's experts says: they are made for it. */
+static enum moe_status with_layer(struct refusal *r, enum moe_status (*call)(struct moe_expert_layer *))
+{
+	struct moe_expert_layer *l = NULL;
+	enum moe_status st;
+
+	CU_ASSERT_EQUAL_FATAL(moe_experts_create(r->engine, &r->e, &l), MOE_OK);
+	st = call(l);
+	moe_experts_destroy(l);
+	return st;
+}
+
+static enum moe_status layer_info(struct moe_expert_layer *l)
+{
+	struct moe_experts_info info = { .struct_size = 8 };
+
+	return moe_experts_get_info(l, &info);
+}
+static enum moe_status layer_dropout(struct moe_expert_layer *l)
+{
+	return moe_experts_set_dropout(l, 7, 0, 0);
+}
+static enum moe_status layer_array(struct moe_expert_layer *l)
+{
+	struct moe_array a = { .data = data, .dtype = MOE_F32, .ndim = 3, .shape = { 2, 16, 16 } };
+
+	return moe_experts_set_array(l, (enum moe_block_array)99, &a);
+}
+static enum moe_status layer_weights(struct moe_expert_layer *l)
+{
+	struct moe_array a = { .data = data, .dtype = MOE_F32, .ndim = 3, .shape = { 2, 16, 16 } };
+
+	return moe_experts_set_array(l, MOE_BLOCK_GATE_PROJ, &a);
+}
+static enum moe_status layer_narrow(struct moe_expert_layer *l)
+{
+	struct moe_array a = { .data = data, .dtype = MOE_BF16, .ndim = 3, .shape = { 2, 2, 16 } };
+
+	return moe_experts_get_array(l, MOE_BLOCK_GATE_LORA_A, &a);
+}
+static enum moe_status layer_frozen(struct moe_expert_layer *l)
+{
+	struct moe_array a = { .data = data, .dtype = MOE_F32, .ndim = 3, .shape = { 2, 16, 16 } };
+
+	return moe_experts_get_array(l, MOE_BLOCK_GATE_PROJ, &a);
+}
+static enum moe_status layer_gradient(struct moe_expert_layer *l)
+{
+	struct moe_array a = { .data = data, .dtype = MOE_F32, .ndim = 3, .shape = { 2, 2, 16 } };
+
+	return moe_experts_get_gradient(l, MOE_BLOCK_GATE_LORA_A, &a);
+}
+static enum moe_status layer_file(struct moe_expert_layer *l)
+{
+	return moe_experts_load_file(l, moe_test_path("tests/fixtures/ckpt/qwen3moe"),
+				     "a.prefix.that.no.tensor.of.any.checkpoint.will.ever.have.because.it.is.far.too.long.for.a.name.to."
+				     "be.made.of.it.and.of.what.follows.it.in.the.file.which.is.the.number.of.an.expert.and.its.matrix",
+				     NULL, 0);
+}
+static enum moe_status layer_norm(struct moe_expert_layer *l)
+{
+	struct moe_adamw_params p = { .struct_size = sizeof p, .learning_rate = 1e-3, .max_grad_norm = 1 };
+
+	return moe_experts_update(l, &p);
+}
+static enum moe_status layer_repack(struct moe_expert_layer *l)
+{
+	return moe_experts_update_base(l);
+}
+static enum moe_status layer_bind(struct moe_expert_layer *l)
+{
+	return moe_experts_bind_lora(l, NULL);
+}
+static enum moe_status layer_codes(struct moe_expert_layer *l)
+{
+	struct moe_quantised_arrays q = { .struct_size = sizeof q };
+
+	return moe_experts_load_quantised(l, &q, &q, &q, 0, NULL, 0);
+}
+
+#define LAYER(name)                                                                                \
+	CALL(of_##name)                                                                            \
+	{                                                                                          \
+		return with_layer(r, layer_##name);                                                \
+	}
+LAYER(info)
+LAYER(dropout)
+LAYER(array)
+LAYER(weights)
+LAYER(narrow)
+LAYER(frozen)
+LAYER(gradient)
+LAYER(file)
+LAYER(norm)
+LAYER(repack)
+LAYER(bind)
+LAYER(codes)
+
+CALL(of_no_rank)
+{
+	struct moe_expert_layer *l = NULL;
+	enum moe_status st;
+
+	r->e.lora_rank = 0;
+	CU_ASSERT_EQUAL_FATAL(moe_experts_create(r->engine, &r->e, &l), MOE_OK);
+	st = moe_experts_init_lora(l, 1);
+	moe_experts_destroy(l);
+	return st;
+}
+CALL(of_nothing_to_train)
+{
+	struct moe_expert_layer *l = NULL;
+	struct moe_optimizer *o = NULL;
+	enum moe_status st;
+
+	r->e.lora_rank = 0;
+	CU_ASSERT_EQUAL_FATAL(moe_experts_create(r->engine, &r->e, &l), MOE_OK);
+	st = moe_optimizer_create(r->engine, &l, 1, &o);
+	moe_experts_destroy(l);
+	return st;
+}
+CALL(of_one_twice)
+{
+	struct moe_expert_layer *l[2] = { NULL, NULL };
+	struct moe_optimizer *o = NULL;
+	enum moe_status st;
+
+	CU_ASSERT_EQUAL_FATAL(moe_experts_create(r->engine, &r->e, &l[0]), MOE_OK);
+	l[1] = l[0];
+	st = moe_optimizer_create(r->engine, l, 2, &o);
+	moe_experts_destroy(l[0]);
+	return st;
+}
+CALL(optimizer_null)
+{
+	struct moe_adamw_params p = { .struct_size = sizeof p, .learning_rate = 1e-3 };
+
+	return moe_optimizer_step(NULL, &p);
+}
+CALL(optimizer_wait)
+{
+	struct moe_expert_layer *l = NULL;
+	struct moe_optimizer *o = NULL;
+	enum moe_status st;
+
+	CU_ASSERT_EQUAL_FATAL(moe_experts_create(r->engine, &r->e, &l), MOE_OK);
+	CU_ASSERT_EQUAL_FATAL(moe_optimizer_create(r->engine, &l, 1, &o), MOE_OK);
+	st = moe_optimizer_wait(o, 3, NULL);
+	moe_optimizer_destroy(o);
+	moe_experts_destroy(l);
+	return st;
+}
+
+static const struct row layers[] = {
+	{ rows_of_none, MOE_ERR_ARG, "rows: no data, 4 tokens; data and at least one token" },
+	{ rows_twice, MOE_ERR_ARG, "the order of this data is kept already" },
+	{ digest_of_none, MOE_ERR_IO, "/nonexistent/file: cannot open" },
+	{ digest_of_folder, MOE_ERR_IO, "cannot read: Is a directory" },
+	{ of_info, MOE_ERR_ARG, "experts info: struct_size is not set" },
+	{ of_dropout, MOE_ERR_ARG, "dropout mode 7, position 0; 0 to 2" },
+	{ of_array, MOE_ERR_ARG, "these experts have no array 99" },
+	{ of_weights, MOE_ERR_ARG, "is set by moe_experts_load or moe_experts_update_base" },
+	{ of_narrow, MOE_ERR_ARG, "dtype BF16 is not possible here; F32 and F64 are" },
+	{ of_frozen, MOE_ERR_STATE, "cannot be read: train_base is not set" },
+	{ of_gradient, MOE_ERR_STATE, "there are no gradients: the window is closed" },
+	{ of_file, MOE_ERR_ARG, "is too long" },
+	{ of_norm, MOE_ERR_UNSUPPORTED, "max_grad_norm is a matter of the trainer" },
+	{ of_repack, MOE_ERR_STATE, "has no weights: load them first" },
+	{ of_bind, MOE_ERR_ARG, "the parameters to bind are NULL" },
+	{ of_codes, MOE_ERR_STATE, "has no weight_format: create it with the weights' format" },
+	{ of_no_rank, MOE_ERR_STATE, "lora_rank is 0: there is no LoRA to initialise" },
+	{ of_nothing_to_train, MOE_ERR_ARG, "optimizer: layer 0 trains nothing: no LoRA, no train_base" },
+	{ of_one_twice, MOE_ERR_ARG, "optimizer: layers 0 and 1 are the same" },
+	{ optimizer_null, MOE_ERR_ARG, "optimizer is NULL" },
+	{ optimizer_wait, MOE_ERR_ARG, "optimizer: step 3; 0 (the last one) to 0 are possible" },
+};
+
+/* ---- one model's adapter in another ---- */
+
+/* Makes a model of r->m, lets it have the adapter in dir, and closes it. */
+static enum moe_status load_into(struct refusal *r, const char *dir)
+{
+	struct moe_model *m = NULL;
+	enum moe_status st;
+
+	CU_ASSERT_EQUAL_FATAL(moe_model_open(r->engine, &r->m, &m), MOE_OK);
+	st = moe_model_load_adapter(m, dir);
+	moe_model_close(m);
+	return st;
+}
+
+/* An adapter of a model of r->m in a folder of its own. */
+static const char *adapter_of(struct refusal *r, const char *name)
+{
+	static char dir[600];
+	struct moe_model *m = NULL;
+
+	snprintf(dir, sizeof dir, "%s/%s", moe_test_dir(), name);
+	CU_ASSERT_EQUAL_FATAL(moe_model_open(r->engine, &r->m, &m), MOE_OK);
+	CU_ASSERT_EQUAL_FATAL(moe_model_save_adapter(m, dir), MOE_OK);
+	moe_model_close(m);
+	return dir;
+}
+
+CALL(adapter_rank)
+{
+	const char *dir = adapter_of(r, "rank");
+
+	r->m.lora_rank = 3;
+	return load_into(r, dir);
+}
+CALL(adapter_own_a)
+{
+	const char *dir = adapter_of(r, "own");
+
+	r->m.share_a = 1;
+	return load_into(r, dir);
+}
+CALL(adapter_routers)
+{
+	const char *dir;
+
+	r->m.train_router = 1;
+	dir = adapter_of(r, "routers");
+	r->m.train_router = 0;
+	return load_into(r, dir);
+}
+CALL(adapter_of_none)
+{
+	struct moe_model *m = NULL;
+	enum moe_status st;
+
+	r->m.inference_only = 1;
+	CU_ASSERT_EQUAL_FATAL(moe_model_open(r->engine, &r->m, &m), MOE_OK);
+	st = moe_model_save_adapter(m, moe_test_dir());
+	moe_model_close(m);
+	return st;
+}
+CALL(train_for_inference)
+{
+	struct moe_model *m = NULL;
+	enum moe_status st;
+
+	r->m.inference_only = 1;
+	CU_ASSERT_EQUAL_FATAL(moe_model_open(r->engine, &r->m, &m), MOE_OK);
+	st = moe_train(m, &r->t, NULL, NULL, NULL);
+	moe_model_close(m);
+	return st;
+}
+
+static const struct row adapters[] = {
+	{ adapter_rank, MOE_ERR_ARG, "open the model with this adapter instead" },
+	{ adapter_own_a, MOE_ERR_ARG, "the adapter has an A each for gate and up; the model's share one" },
+	{ adapter_routers, MOE_ERR_ARG, "the adapter has the weights of 4 routers, the model has 0" },
+	{ adapter_of_none, MOE_ERR_STATE, "the model has no adapter" },
+	{ train_for_inference, MOE_ERR_ARG, "opened without LoRA or for inference" },
+};
+
+/* ---- after fork ---- */
+
+static void forked(void)
+{
+	struct moe_engine_params p = { .struct_size = sizeof p, .workers = 2 };
+	struct moe_engine *e = NULL;
+	int status = 0;
+	pid_t child;
+
+	CU_ASSERT_EQUAL_FATAL(moe_engine_open(&p, &e), MOE_OK);
+	child = fork();
+	if (!child) {
+		struct moe_engine *again = NULL;
+		bool good = moe_engine_wait(e) == MOE_ERR_FORKED && strstr(moe_last_error(), "cannot be used after fork");
+
+		good = good && moe_engine_open(&p, &again) == MOE_ERR_FORKED && strstr(moe_last_error(), "StarPU cannot be used in it");
+		_exit(!good);
+	}
+	CU_ASSERT_EQUAL(waitpid(child, &status, 0), child);
+	CU_ASSERT_EQUAL(status, 0);
+	CU_ASSERT_EQUAL(moe_engine_close(e), MOE_OK);
+}
+
 static void refused(void)
 {
 	struct moe_engine_params p = { .struct_size = sizeof p, .workers = 2 };
@@ -689,10 +1005,13 @@ static void refused(void)
 	CHECK(&r, training);
 	CHECK(&r, parts);
 	CHECK(&r, files);
+	CHECK(&r, layers);
+	CHECK(&r, adapters);
 	CU_ASSERT_EQUAL(moe_engine_close(r.engine), MOE_OK);
 }
 
 const struct moe_test moe_suite_tests[] = {
 	{ "rows", refused },
+	{ "after fork", forked },
 	{ NULL, NULL },
 };

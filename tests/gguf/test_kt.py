@@ -331,6 +331,14 @@ class Refused(KtCase):
         Weights(8, 2).write_tensors(self.path("kt"), without=["blk.1.ffn_up_exps.0.numa.0.weight"])
         self.refuse("and its safetensors no blk.1.ffn_up_exps.0.numa.0.weight")
 
+    def test_a_tensor_in_two_files(self):
+        Weights(8, 2).write_tensors(self.path("kt"), plain=self.path("plain"))
+        shutil.copy(self.path("kt/model-00001.safetensors"), self.path("kt/model-00003.safetensors"))
+        self.assertIn("is also in " + self.path("kt/model-00001.safetensors"), self.run_tool("inspect", self.path("kt"), code=2))
+        arrays = {"model.norm.weight": ("F32", [4], bytes(16))}
+        save_tensors(self.path("kt/model-00003.safetensors"), arrays, {})
+        self.assertIn("two tensors would be 'model.norm.weight'", self.run_tool("inspect", self.path("kt"), code=2))
+
     def test_inspecting(self):
         names = {"blk.99999.ffn_gate_exps.0.numa.0.weight": "blk.99999.ffn_gate_exps.0.numa.0.weight: at most",
                  "blk.0.ffn_gate_exps.0.numa.0.weight": "layer 0 has no scales of gate and down of its first expert"}  # fmt: skip
