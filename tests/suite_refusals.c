@@ -271,6 +271,12 @@ CALL(tokens_before)
 
 	return moe_train_expert_tokens(r->model, 0, counts, 7);
 }
+CALL(tokens_untrained)
+{
+	int64_t counts[8];
+
+	return moe_train_expert_tokens(r->model, 0, counts, 8);
+}
 CALL(evaluate_nothing)
 {
 	struct moe_eval_result result = { .struct_size = sizeof result };
@@ -308,7 +314,8 @@ static const struct row calls[] = {
 	{ load_nothing, MOE_ERR_ARG, "dir is NULL" },
 	{ tokens_of_no_model, MOE_ERR_ARG, "model or counts is NULL" },
 	{ tokens_beyond, MOE_ERR_ARG, "layer 4; 0 to 3 are possible" },
-	{ tokens_before, MOE_ERR_ARG, "layer 0 has" },
+	{ tokens_before, MOE_ERR_ARG, "layer 0 has 8 experts, not 7" },
+	{ tokens_untrained, MOE_ERR_ARG, "layer 0 was not trained yet" },
 	{ evaluate_nothing, MOE_ERR_ARG, "a token file and struct_size are needed" },
 	{ train_result_unsized, MOE_ERR_ARG, "train result: struct_size is not set" },
 	{ token_info_of_nothing, MOE_ERR_ARG, "a path and struct_size are needed" },
@@ -710,12 +717,15 @@ CALL(digest_of_folder)
 	return moe_file_sha256(moe_test_dir(), text);
 }
 
+static struct moe_engine *engine_of_layers;
+
 /* What a call with one layer's experts says: they are made for it. */
 static enum moe_status with_layer(struct refusal *r, enum moe_status (*call)(struct moe_expert_layer *))
 {
 	struct moe_expert_layer *l = NULL;
 	enum moe_status st;
 
+	engine_of_layers = r->engine;
 	CU_ASSERT_EQUAL_FATAL(moe_experts_create(r->engine, &r->e, &l), MOE_OK);
 	st = call(l);
 	moe_experts_destroy(l);
@@ -790,6 +800,67 @@ static enum moe_status layer_codes(struct moe_expert_layer *l)
 	return moe_experts_load_quantised(l, &q, &q, &q, 0, NULL, 0);
 }
 
+static enum moe_status layer_alike(struct moe_expert_layer *l)
+{
+	struct moe_array a = { .data = data, .dtype = MOE_F32, .ndim = 3, .shape = { 2, 16, 16 } }, b = a;
+
+	b.dtype = MOE_BF16;
+	return moe_experts_load(l, &a, &b, &a, NULL, 0);
+}
+static enum moe_status layer_checkpoint(struct moe_expert_layer *l)
+{
+	struct moe_array a = { .data = data, .dtype = MOE_F32, .ndim = 2, .shape = { (int64_t)1 << 31, 16 } };
+
+	CU_ASSERT_EQUAL(moe_experts_checkpoint_begin(l), MOE_OK);
+	return moe_experts_checkpoint_put(l, &a);
+}
+
+/* Codes of INT8, good but for what the row changes. */
+static enum moe_status load_codes(struct moe_expert_layer *l, size_t size, int64_t experts, bool none)
+{
+	static int8_t codes[3 * 16 * 16];
+	static float scale[3 * 16];
+	struct moe_quantised_arrays q = {
+		.struct_size = size,
+		.codes = { .data = codes, .dtype = MOE_I8, .ndim = 3, .shape = { experts, 16, 16 } },
+		.scale = { .data = scale, .dtype = MOE_F32, .ndim = 3, .shape = { experts, 16, 1 } },
+	};
+
+	return moe_experts_load_quantised(l, &q, none ? NULL : &q, &q, 0, NULL, 0);
+}
+static enum moe_status layer_codes_unsized(struct moe_expert_layer *l)
+{
+	return load_codes(l, 8, 2, false);
+}
+static enum moe_status layer_codes_null(struct moe_expert_layer *l)
+{
+	return load_codes(l, sizeof(struct moe_quantised_arrays), 2, true);
+}
+static enum moe_status layer_codes_experts(struct moe_expert_layer *l)
+{
+	return load_codes(l, sizeof(struct moe_quantised_arrays), 3, false);
+}
+/* More rows than the keeper of their order was told. */
+static enum moe_status layer_rows(struct moe_expert_layer *l)
+{
+	static float x[4 * 16], out[4 * 16], weights[4] = { 1, 1, 1, 1 };
+	static int32_t chosen[4];
+	struct moe_array w = { .data = data, .dtype = MOE_F32, .ndim = 3, .shape = { 2, 16, 16 } };
+	struct moe_array a = { .data = x, .dtype = MOE_F32, .ndim = 2, .shape = { 4, 16 } }, o = a;
+	struct moe_array i = { .data = chosen, .dtype = MOE_I32, .ndim = 2, .shape = { 4, 1 } };
+	struct moe_array p = { .data = weights, .dtype = MOE_F32, .ndim = 2, .shape = { 4, 1 } };
+	struct moe_rows *rows;
+	enum moe_status st;
+
+	o.data = out;
+	CU_ASSERT_EQUAL_FATAL(moe_experts_load(l, &w, &w, &w, NULL, 0), MOE_OK);
+	CU_ASSERT_EQUAL_FATAL(moe_experts_init_lora(l, 1), MOE_OK);
+	CU_ASSERT_EQUAL_FATAL(moe_rows_create(engine_of_layers, x, 2, &rows), MOE_OK);
+	st = moe_experts_forward_async(l, &a, &i, &p, 0, &o);
+	moe_rows_destroy(rows);
+	return st;
+}
+
 #define LAYER(name)                                                                                \
 	CALL(of_##name)                                                                            \
 	{                                                                                          \
@@ -807,6 +878,19 @@ LAYER(norm)
 LAYER(repack)
 LAYER(bind)
 LAYER(codes)
+LAYER(alike)
+LAYER(checkpoint)
+LAYER(rows)
+
+#define CODES(name)                                                                                \
+	CALL(of_##name)                                                                            \
+	{                                                                                          \
+		r->e.weight_format = "int8";                                                       \
+		return with_layer(r, layer_##name);                                                \
+	}
+CODES(codes_unsized)
+CODES(codes_null)
+CODES(codes_experts)
 
 CALL(of_no_rank)
 {
@@ -880,6 +964,12 @@ static const struct row layers[] = {
 	{ of_repack, MOE_ERR_STATE, "has no weights: load them first" },
 	{ of_bind, MOE_ERR_ARG, "the parameters to bind are NULL" },
 	{ of_codes, MOE_ERR_STATE, "has no weight_format: create it with the weights' format" },
+	{ of_alike, MOE_ERR_ARG, "up_proj is BF16 and gate_proj F32; they must be alike" },
+	{ of_checkpoint, MOE_ERR_ARG, "out has 2147483648 rows; at most" },
+	{ of_rows, MOE_ERR_ARG, "x has 4 rows, moe_rows_create of its data was told 2" },
+	{ of_codes_unsized, MOE_ERR_ARG, "quantised arrays: struct_size is not set" },
+	{ of_codes_null, MOE_ERR_ARG, "it is NULL" },
+	{ of_codes_experts, MOE_ERR_ARG, "codes must have 2 experts as its first dimension" },
 	{ of_no_rank, MOE_ERR_STATE, "lora_rank is 0: there is no LoRA to initialise" },
 	{ of_nothing_to_train, MOE_ERR_ARG, "optimizer: layer 0 trains nothing: no LoRA, no train_base" },
 	{ of_one_twice, MOE_ERR_ARG, "optimizer: layers 0 and 1 are the same" },

@@ -9,7 +9,7 @@ import shutil
 import struct
 import unittest
 
-from support import MODEL, Case, documents, read_tensors, save_tensors, save_tokens
+from support import MODEL, ROOT, Case, documents, read_tensors, save_tensors, save_tokens
 from test_refused_formats import CONFIG, EXPERT, Fused, OneScale, Writer
 
 UP = EXPERT.format(1, 2, "up_proj") + ".weight"
@@ -88,6 +88,10 @@ class Tensors(Case):
         self.checkpoint(intermediate=60)
         self.convert("gptq", "60", "gptq takes rows by")
 
+    def test_what_can_only_be_estimated(self):
+        self.m = os.path.join(ROOT, "tests", "fixtures", "configs", "gpt-oss-120b")
+        self.refuse(self.train(), "model_type 'gpt_oss' can be estimated, not opened")
+
     def test_scales(self):
         name = "model.layers.0.mlp.experts.0.up_proj.weight"
         self.checkpoint(lambda a: a.update({name + "_scale": ("F4", [1], bytes(4))}), OneScale)
@@ -114,6 +118,24 @@ class Tensors(Case):
         save_tensors(self.path("awq", "model.safetensors"), arrays, {})
         self.m = self.path("awq")
         self.convert("gptq", "has the zero point 0; 1 to 16 can be stored")
+
+    def test_what_formats_cannot_hold(self):
+        """A zero point of GPTQ's that 4 bits cannot say; a weight whose scale F16 cannot."""
+        self.checkpoint(intermediate=128)
+        self.good("convert", self.m, self.path("gptq"), "--weights", "gptq", "--quiet")
+        arrays = {name: tensor[1:] for name, tensor in read_tensors(self.path("gptq")).items()}
+        for name in arrays:
+            if name.endswith("qzeros"):
+                arrays[name] = (*arrays[name][:2], bytes([0xFF]) * len(arrays[name][2]))
+        save_tensors(self.path("gptq", "model.safetensors"), arrays, {})
+        self.checkpoint(lambda a: a.update({UP: ("BF16", [128, 128], bytes([0x7F, 0x7F]) * 128 * 128)}), intermediate=128)
+        self.convert("gptq", UP, "beyond F16")
+        self.m = self.path("gptq")
+        self.convert("int4", "has the zero point 16, beyond 4 bits")
+
+    def test_too_many_experts(self):
+        self.checkpoint(config={"num_experts": 60000})
+        self.refuse(["estimate", "--model", self.m], "60000 experts; 1 to")
 
     def test_folders_of_conversions(self):
         self.checkpoint()
