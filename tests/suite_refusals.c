@@ -6,6 +6,8 @@
 #include "moesaic.h"
 #include "tests/harness.h"
 
+#include "model/readers/safetensors_writer.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -977,6 +979,254 @@ static const struct row layers[] = {
 	{ optimizer_wait, MOE_ERR_ARG, "optimizer: step 3; 0 (the last one) to 0 are possible" },
 };
 
+/* ---- a block ---- */
+
+static enum moe_status with_block(struct refusal *r, enum moe_status (*call)(struct moe_block *))
+{
+	struct moe_block *b = NULL;
+	enum moe_status st;
+
+	CU_ASSERT_EQUAL_FATAL(moe_block_create(r->engine, &r->b, &b), MOE_OK);
+	st = call(b);
+	moe_block_destroy(b);
+	return st;
+}
+
+static enum moe_status block_info(struct moe_block *b)
+{
+	struct moe_block_info info = { .struct_size = 8 };
+
+	return moe_block_get_info(b, &info);
+}
+static enum moe_status block_set(struct moe_block *b)
+{
+	struct moe_array a = { .data = data, .dtype = MOE_F32, .ndim = 3, .shape = { 2, 16, 16 } };
+
+	return moe_block_set(b, MOE_BLOCK_GATE_PROJ, &a);
+}
+static enum moe_status block_run(struct moe_block *b)
+{
+	static float x[4 * 16], out[4 * 16], weights[4] = { 1, 1, 1, 1 };
+	static int32_t chosen[4];
+	struct moe_array a = { .data = x, .dtype = MOE_F32, .ndim = 2, .shape = { 4, 16 } }, o = a;
+	struct moe_array i = { .data = chosen, .dtype = MOE_I32, .ndim = 2, .shape = { 4, 1 } };
+	struct moe_array p = { .data = weights, .dtype = MOE_F32, .ndim = 2, .shape = { 4, 1 } };
+
+	o.data = out;
+	return moe_block_forward(b, &a, &i, &p, 0, &o);
+}
+/* The chosen experts as floats, which they are not. */
+static enum moe_status block_ids(struct moe_block *b)
+{
+	struct moe_array a = { .data = data, .dtype = MOE_F32, .ndim = 2, .shape = { 0, 1 } }; /* of no tokens yet */
+
+	return moe_block_get(b, MOE_BLOCK_TOPK_IDS, &a);
+}
+static enum moe_status block_update(struct moe_block *b)
+{
+	struct moe_adamw_params p = { .struct_size = sizeof p, .learning_rate = 1e-3 };
+
+	return moe_block_update(b, &p);
+}
+static enum moe_status block_codes_unsized(struct moe_block *b)
+{
+	struct moe_quantised_arrays q = { .struct_size = 8 };
+
+	return moe_block_set_quantised(b, MOE_BLOCK_GATE_PROJ, &q);
+}
+static enum moe_status block_codes(struct moe_block *b)
+{
+	static int8_t codes[2 * 16 * 16];
+	struct moe_quantised_arrays q = {
+		.struct_size = sizeof q,
+		.codes = { .data = codes, .dtype = MOE_I8, .ndim = 3, .shape = { 2, 16, 16 } },
+		.scale = { .data = data, .dtype = MOE_F32, .ndim = 3, .shape = { 2, 16, 2 } },
+	};
+
+	for (size_t i = 0; i < 2 * 16 * 2; i++)
+		data[i] = 1;
+	return moe_block_set_quantised(b, MOE_BLOCK_GATE_PROJ, &q);
+}
+
+/* Of frozen weights, after a backward. */
+static enum moe_status block_gradient(struct moe_block *b)
+{
+	static float x[16], y[16], weights[1] = { 1 };
+	static int32_t chosen[1];
+	struct moe_array w = { .data = data, .dtype = MOE_F32, .ndim = 3, .shape = { 2, 16, 16 } };
+	struct moe_array a = { .data = x, .dtype = MOE_F32, .ndim = 2, .shape = { 1, 16 } }, o = a;
+	struct moe_array i = { .data = chosen, .dtype = MOE_I32, .ndim = 2, .shape = { 1, 1 } };
+	struct moe_array p = { .data = weights, .dtype = MOE_F32, .ndim = 2, .shape = { 1, 1 } };
+
+	o.data = y;
+	for (int k = MOE_BLOCK_GATE_PROJ; k <= MOE_BLOCK_DOWN_PROJ; k++)
+		CU_ASSERT_EQUAL_FATAL(moe_block_set(b, (enum moe_block_array)k, &w), MOE_OK);
+	CU_ASSERT_EQUAL_FATAL(moe_block_forward(b, &a, &i, &p, 1, &o), MOE_OK);
+	CU_ASSERT_EQUAL_FATAL(moe_block_backward(b, &o, &a, NULL), MOE_OK);
+	return moe_block_get_gradient(b, MOE_BLOCK_GATE_PROJ, &w);
+}
+
+#define OF_BLOCK(name, function, change)                                                           \
+	CALL(name)                                                                                 \
+	{                                                                                          \
+		r->b.change;                                                                       \
+		return with_block(r, function);                                                    \
+	}
+OF_BLOCK(b_info, block_info, router = NULL)
+OF_BLOCK(b_wide, block_set, weight_dtype = MOE_BF16)
+OF_BLOCK(b_coded, block_set, weight_format = "int8")
+OF_BLOCK(b_router, block_run, router = "softmax_topk")
+OF_BLOCK(b_ids, block_ids, router = NULL)
+CALL(b_gradient)
+{
+	r->b.lora_rank = 2;
+	r->b.lora_alpha = 2;
+	return with_block(r, block_gradient);
+}
+OF_BLOCK(b_update, block_update, lora_rank = 0)
+OF_BLOCK(b_unsized, block_codes_unsized, weight_format = "int8")
+OF_BLOCK(b_plain, block_codes, weight_format = NULL)
+OF_BLOCK(b_group, block_codes, weight_format = "int8")
+
+/* One expert's scales by row, the other's by group of eight columns; n arrays of single experts. */
+static enum moe_status layer_groups(struct moe_expert_layer *l)
+{
+	static int8_t codes[16 * 16];
+	struct moe_quantised_arrays q[2];
+
+	for (size_t i = 0; i < 32; i++)
+		data[i] = 1;
+	for (int e = 0; e < 2; e++)
+		q[e] = (struct moe_quantised_arrays){
+			.struct_size = sizeof q[e],
+			.codes = { .data = codes, .dtype = MOE_I8, .ndim = 2, .shape = { 16, 16 } },
+			.scale = { .data = data, .dtype = MOE_F32, .ndim = 2, .shape = { 16, e + 1 } },
+		};
+	return moe_experts_load_quantised(l, q, q, q, 2, NULL, 0);
+}
+CODES(groups)
+
+static enum moe_status layer_wide(struct moe_expert_layer *l)
+{
+	struct moe_array a = { .data = data, .dtype = MOE_F32, .ndim = 3, .shape = { 2, 16, 16 } };
+
+	return moe_experts_load(l, &a, &a, &a, NULL, 0);
+}
+CALL(of_wide)
+{
+	r->e.weight_dtype = MOE_BF16;
+	return with_layer(r, layer_wide);
+}
+
+/* gate and down of F32, up of BF16. */
+static enum moe_status layer_bases(struct moe_expert_layer *l)
+{
+	static float base[3][2 * 16 * 16];
+	struct moe_array a = { .data = data, .dtype = MOE_F32, .ndim = 3, .shape = { 2, 16, 16 } };
+	struct moe_gradient three[3] = { { .param = a }, { .param = a }, { .param = a } };
+
+	CU_ASSERT_EQUAL_FATAL(moe_experts_load(l, &a, &a, &a, NULL, 0), MOE_OK);
+	for (int i = 0; i < 3; i++)
+		three[i].param.data = base[i];
+	three[1].param.dtype = MOE_BF16;
+	return moe_experts_bind_base(l, three);
+}
+CALL(of_bases)
+{
+	r->e.train_base = 1;
+	return with_layer(r, layer_bases);
+}
+
+/* Gradients are published: nothing new can be bound. */
+static enum moe_status layer_open(struct moe_expert_layer *l)
+{
+	static float x[16], y[16], weights[1] = { 1 }, six[6][2 * 2 * 16];
+	static int32_t chosen[1];
+	struct moe_array w = { .data = data, .dtype = MOE_F32, .ndim = 3, .shape = { 2, 16, 16 } };
+	struct moe_array a = { .data = x, .dtype = MOE_F32, .ndim = 2, .shape = { 1, 16 } }, o = a;
+	struct moe_array i = { .data = chosen, .dtype = MOE_I32, .ndim = 2, .shape = { 1, 1 } };
+	struct moe_array p = { .data = weights, .dtype = MOE_F32, .ndim = 2, .shape = { 1, 1 } };
+	struct moe_gradient g[6];
+
+	o.data = y;
+	for (int j = 0; j < 6; j++) {
+		bool b = j % 2;
+
+		g[j] = (struct moe_gradient){ .param = { .data = six[j], .dtype = MOE_F32, .ndim = 3,
+							 .shape = { 2, b ? 16 : 2, b ? 2 : 16 } } };
+	}
+	CU_ASSERT_EQUAL_FATAL(moe_experts_load(l, &w, &w, &w, NULL, 0), MOE_OK);
+	CU_ASSERT_EQUAL_FATAL(moe_experts_init_lora(l, 1), MOE_OK);
+	CU_ASSERT_EQUAL_FATAL(moe_experts_forward(l, &a, &i, &p, 1, &o), MOE_OK);
+	CU_ASSERT_EQUAL_FATAL(moe_experts_backward(l, &o, 1, &a, NULL), MOE_OK);
+	return moe_experts_bind_lora(l, g);
+}
+LAYER(open)
+
+/* Codes for gate and up of all experts, plain weights for down. */
+static enum moe_status layer_half(struct moe_expert_layer *l)
+{
+	static uint8_t codes[2 * 32 * 16];
+	static const float scale[2] = { 1, 1 };
+	struct moe_st_item items[] = {
+		{ .name = "p.mlp.experts.gate_up_proj", .dtype = MOE_F8_E4M3, .ndim = 3, .shape = { 2, 32, 16 }, .data = codes },
+		{ .name = "p.mlp.experts.gate_up_proj_scale_inv", .dtype = MOE_F32, .ndim = 3, .shape = { 2, 1, 1 }, .data = scale },
+		{ .name = "p.mlp.experts.down_proj", .dtype = MOE_F32, .ndim = 3, .shape = { 2, 16, 16 }, .data = data },
+	};
+	char path[600];
+
+	snprintf(path, sizeof path, "%s/half.safetensors", moe_test_dir());
+	CU_ASSERT_EQUAL_FATAL(moe_safetensors_write(path, items, 3, NULL, 0), MOE_OK);
+	return moe_experts_load_file(l, path, "p", NULL, 0);
+}
+CALL(of_half)
+{
+	r->e.weight_format = "fp8";
+	return with_layer(r, layer_half);
+}
+
+/* Experts of a file: `dtype` for one matrix, F32 for the others. */
+static enum moe_status load_file(struct moe_expert_layer *l, enum moe_dtype dtype)
+{
+	static const char *const names[3] = { "gate", "up", "down" };
+	struct moe_st_item items[6];
+	char name[6][64], path[600];
+
+	for (int i = 0; i < 6; i++) {
+		snprintf(name[i], sizeof name[i], "p.mlp.experts.%d.%s_proj.weight", i / 3, names[i % 3]);
+		items[i] = (struct moe_st_item){
+			.name = name[i], .dtype = i == 4 ? dtype : MOE_F32, .ndim = 2, .shape = { 16, 16 }, .data = data
+		};
+	}
+	snprintf(path, sizeof path, "%s/experts.safetensors", moe_test_dir());
+	CU_ASSERT_EQUAL_FATAL(moe_safetensors_write(path, items, 6, NULL, 0), MOE_OK);
+	return moe_experts_load_file(l, path, "p", NULL, 0);
+}
+static enum moe_status layer_mixed(struct moe_expert_layer *l)
+{
+	return load_file(l, MOE_BF16);
+}
+LAYER(mixed)
+
+static const struct row blocks[] = {
+	{ b_info, MOE_ERR_ARG, "block info: struct_size is not set" },
+	{ b_wide, MOE_ERR_ARG, "gate_proj is F32, wider than the block's weight_dtype BF16" },
+	{ b_coded, MOE_ERR_STATE, "gate_proj: weight_format is int8; moe_block_set_quantised sets it" },
+	{ b_router, MOE_ERR_ARG, "ids and weights are given, but the block has a router" },
+	{ b_ids, MOE_ERR_ARG, "topk_ids are I32" },
+	{ b_gradient, MOE_ERR_STATE, "gate_proj has no gradient in this block" },
+	{ b_update, MOE_ERR_STATE, "the block has nothing to update: no LoRA, no train_base" },
+	{ b_unsized, MOE_ERR_ARG, "quantised arrays: struct_size is not set" },
+	{ b_plain, MOE_ERR_STATE, "the block has no weight_format" },
+	{ b_group, MOE_ERR_ARG, "gate_proj has a scale for 8 columns; weight_group is" },
+	{ of_groups, MOE_ERR_FORMAT, "they must be alike" },
+	{ of_wide, MOE_ERR_ARG, "gate_proj is F32, wider than weight_dtype BF16" },
+	{ of_bases, MOE_ERR_ARG, "base parameters are F32 and BF16; they must be alike" },
+	{ of_open, MOE_ERR_STATE, "binding needs a closed gradient window: release the gradients first" },
+	{ of_half, MOE_ERR_FORMAT, "down_proj: gate_up_proj is quantised, this one has no codes" },
+	{ of_mixed, MOE_ERR_FORMAT, "experts.1.up_proj.weight is BF16, other experts are F32" },
+};
+
 /* ---- one model's adapter in another ---- */
 
 /* Makes a model of r->m, lets it have the adapter in dir, and closes it. */
@@ -1083,7 +1333,8 @@ static void forked(void)
 
 static void refused(void)
 {
-	struct moe_engine_params p = { .struct_size = sizeof p, .workers = 2 };
+	/* ref: F32 stays F32, so that widths differ */
+	struct moe_engine_params p = { .struct_size = sizeof p, .workers = 2, .isa = "ref" };
 	struct refusal r = { 0 };
 
 	CU_ASSERT_EQUAL_FATAL(moe_engine_open(&p, &r.engine), MOE_OK);
@@ -1096,12 +1347,39 @@ static void refused(void)
 	CHECK(&r, parts);
 	CHECK(&r, files);
 	CHECK(&r, layers);
+	CHECK(&r, blocks);
 	CHECK(&r, adapters);
+	CU_ASSERT_EQUAL(moe_engine_close(r.engine), MOE_OK);
+}
+
+/* Memory for the model, but not for transposed copies beside it. */
+static void copies(void)
+{
+	struct moe_engine_params p = { .struct_size = sizeof p, .workers = 2 };
+	struct refusal r = { 0 };
+	enum moe_status st = MOE_ERR_NOFIT;
+	bool said = false;
+
+	CU_ASSERT_EQUAL_FATAL(moe_engine_open(&p, &r.engine), MOE_OK);
+	fill(&r);
+	r.m.backward_weights = "resident";
+	for (r.m.memory_limit = 1 << 20; st == MOE_ERR_NOFIT && !said; r.m.memory_limit += 256 << 10) {
+		struct moe_model *m = NULL;
+
+		st = moe_model_open(r.engine, &r.m, &m);
+		said = st == MOE_ERR_NOFIT && strstr(moe_last_error(), "backward weights \"resident\" take");
+		moe_model_close(m);
+	}
+	if (st == MOE_ERR_UNSUPPORTED)
+		printf("this table has no copies ");
+	else
+		CU_ASSERT_TRUE(said);
 	CU_ASSERT_EQUAL(moe_engine_close(r.engine), MOE_OK);
 }
 
 const struct moe_test moe_suite_tests[] = {
 	{ "rows", refused },
+	{ "copies that have no room", copies },
 	{ "after fork", forked },
 	{ NULL, NULL },
 };

@@ -62,6 +62,12 @@ class Tensors(Case):
         gate = UP.replace("up_proj", "gate_proj")
         self.checkpoint(lambda a: a.update({n: values("F32", *(a[n][1])) for n in list(a) if ".experts.2." in n and ".1." in n}))
         self.refuse(self.train(), gate + " is F32, the layer's first expert BF16", "one dtype is expected")
+        fused = {}
+        for layer in range(2):
+            fused[f"model.layers.{layer}.mlp.experts.gate_up_proj"] = values("BF16", 4, 128, 128)
+            fused[f"model.layers.{layer}.mlp.experts.down_proj"] = values("F32", 4, 128, 64)
+        self.checkpoint(lambda a: [a.pop(n) for n in list(a) if ".experts." in n] and a.update(fused))
+        self.refuse(self.train(), "gate_up_proj is BF16", "down_proj is F32", "one dtype is expected")
         self.checkpoint(lambda a: a.update({ATTENTION: ("I64", [64, 128], bytes(8 * 64 * 128))}))
         self.refuse(self.train(), ATTENTION + " has dtype I64", "can be loaded")
 
