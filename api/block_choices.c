@@ -53,6 +53,8 @@ enum moe_status moe_block_get_info(struct moe_block *b, struct moe_block_info *i
 		.struct_size = sizeof *info,
 		.backward_weights = b->backward_text,
 		.backward_costs = b->backward_costs,
+		.touched_bytes = b->touched_bytes,
+		.touch_seconds = b->touch_seconds,
 		.groups = b->layer.G,
 		.slices_i = b->cut.slices_i,
 		.slices_h = b->cut.slices_h,

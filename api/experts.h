@@ -73,6 +73,9 @@ struct moe_expert_layer {
 	int number;		       /* in it */
 	struct moe_experts_pass *pass; /* [n_passes] */
 	int n_passes, kept;
+	int64_t touched_bytes; /* as in struct moe_experts_info */
+	double touch_seconds;
+	bool moments_touched;
 	int64_t forwards, steps;
 	int micro; /* forwards since the last update */
 	int64_t version, values; /* of the base weights; of all that a pass computes with */
@@ -103,6 +106,8 @@ enum moe_status moe_experts_enter(struct moe_expert_layer *l);
 void moe_experts_leave(struct moe_expert_layer *l);
 struct moe_context moe_experts_context(struct moe_expert_layer *l, struct moe_ticket *ticket,
 				       enum moe_phase phase, int priority);
+/* Before the first update by moesaic's AdamW: its moments' pages. Nothing after that. */
+void moe_experts_touch_moments(struct moe_expert_layer *l);
 /* Waits for everything, even while the engine is held. */
 void moe_experts_drain(struct moe_expert_layer *l);
 /* Shape of an array; 0 dimensions if this object has none. Names: "gate_proj", ... */

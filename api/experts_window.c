@@ -467,6 +467,7 @@ static enum moe_status update(struct moe_expert_layer *l, const struct moe_adamw
 	enum moe_status st;
 
 	MOE_TRY(moe_window_check_update(l));
+	moe_experts_touch_moments(l);
 	MOE_TRY(moe_submit_begin(l->engine));
 	st = moe_window_submit_update(l, l->ticket, &o);
 	moe_submit_end(l->engine);

@@ -121,6 +121,8 @@ enum moe_status moe_optimizer_create(struct moe_engine *engine,
 	o->engine = engine;
 	o->n = n;
 	st = make(o, layers);
+	for (int i = 0; i < n && st == MOE_OK; i++)
+		moe_experts_touch_moments(layers[i]);
 	if (st != MOE_OK)
 		moe_optimizer_destroy(o);
 	else

@@ -16,6 +16,7 @@ struct moe_expert_args {
 	int c0, c1; /* chunks of I or H */
 	bool head;  /* gather or scatter first: this is the group's only slice */
 	bool first; /* first micro-batch of the window: clear the gradients */
+	enum moe_expert_matrix matrix; /* weight_grad's */
 	const struct moe_transposed *copy; /* what a backward multiplies by; NULL: the weights */
 };
 

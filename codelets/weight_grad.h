@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* weight_grad: gradients of the base weights of one group and part. */
+/* weight_grad: gradients of one base matrix (args->matrix) of one group and part. */
 #ifndef MOE_CODELETS_WEIGHT_GRAD_H
 #define MOE_CODELETS_WEIGHT_GRAD_H
 

@@ -177,6 +177,8 @@ size_t moe_memory_largest(struct moe_engine *e);
  * it. Bytes touched. Nothing may be outstanding.
  */
 size_t moe_memory_touch(struct moe_engine *e, const char *purpose);
+/* The same of single allocations, data [n] (small ones and NULL are passed over); no task may write these meanwhile. */
+size_t moe_memory_touch_these(struct moe_engine *e, const void *const *data, int n);
 /* Bytes allocated now for a purpose (NULL: all) on a part (-1: all parts). */
 size_t moe_memory_bytes(struct moe_engine *e, const char *purpose, int part);
 

@@ -52,13 +52,31 @@ static void nothing(void *arg)
 	(void)arg;
 }
 
-static size_t list(struct moe_engine *e, const char *purpose, struct piece *out, size_t room)
+/* All allocations of a purpose; without one, those of data [n]. */
+struct wanted {
+	const char *purpose;
+	const void *const *data;
+	int n;
+};
+
+static bool is_wanted(const struct moe_block_header *b, const struct wanted *w)
+{
+	if (!b->mapped)
+		return false;
+	if (w->purpose)
+		return !strcmp(b->purpose, w->purpose);
+	for (int i = 0; i < w->n; i++)
+		if (b->data == w->data[i])
+			return true;
+	return false;
+}
+
+static size_t list(struct moe_engine *e, const struct wanted *w, struct piece *out, size_t room)
 {
 	size_t n = 0;
 
 	for (struct moe_block_header *b = e->memory; b; b = b->next)
-		for (size_t at = 0; b->mapped && !strcmp(b->purpose, purpose) && at < b->bytes;
-		     at += PIECE) {
+		for (size_t at = 0; at < b->bytes && is_wanted(b, w); at += PIECE) {
 			if (n < room)
 				out[n] = (struct piece){ (char *)b->data + at,
 							 MOE_MIN(PIECE, b->bytes - at), b->part };
@@ -67,7 +85,7 @@ static size_t list(struct moe_engine *e, const char *purpose, struct piece *out,
 	return n;
 }
 
-size_t moe_memory_touch(struct moe_engine *e, const char *purpose)
+static size_t touch_wanted(struct moe_engine *e, const struct wanted *w)
 {
 	struct touching t = { .parts = moe_engine_parts(e) };
 	size_t bytes = 0;
@@ -75,10 +93,10 @@ size_t moe_memory_touch(struct moe_engine *e, const char *purpose)
 	if (e->dry)
 		return 0;
 	pthread_mutex_lock(&e->memory_lock);
-	t.n = list(e, purpose, NULL, 0);
+	t.n = list(e, w, NULL, 0);
 	t.piece = moe_calloc(MOE_MAX(t.n, (size_t)1), sizeof *t.piece);
 	if (t.piece)
-		list(e, purpose, t.piece, t.n);
+		list(e, w, t.piece, t.n);
 	pthread_mutex_unlock(&e->memory_lock);
 	t.next = moe_calloc((size_t)t.parts, sizeof *t.next);
 	if (t.piece && t.next && t.n) /* without: the first task that writes there pays */
@@ -88,4 +106,14 @@ size_t moe_memory_touch(struct moe_engine *e, const char *purpose)
 	moe_free(t.piece);
 	moe_free(t.next);
 	return bytes;
+}
+
+size_t moe_memory_touch(struct moe_engine *e, const char *purpose)
+{
+	return touch_wanted(e, &(struct wanted){ .purpose = purpose });
+}
+
+size_t moe_memory_touch_these(struct moe_engine *e, const void *const *data, int n)
+{
+	return touch_wanted(e, &(struct wanted){ .data = data, .n = n });
 }

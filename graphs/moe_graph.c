@@ -289,17 +289,20 @@ static enum moe_status submit_expert_grads(const struct moe_context *c, struct m
 		MOE_TRY(moe_task_lora_grad(c, &a, in, n, p->plan, x->users,
 					   s->grad_out[p->ring].out, p->lt->grad_h[g]));
 	}
-	for (int i = 0; p->lt->grad_base && i < l->P * l->G; i++) {
+	/* A matrix at a time: its update, which comes next after the last micro-batch, finds the gradient in L3. */
+	for (int i = 0; p->lt->grad_base && i < l->P * l->G * MOE_EXPERT_MATRICES; i++) {
+		int group = i / MOE_EXPERT_MATRICES;
 		struct moe_expert_args a = { .layer = l,
 					     .state = p->state,
-					     .part = i / l->G,
-					     .group = i % l->G,
+					     .part = group / l->G,
+					     .group = group % l->G,
 					     .first = first,
+					     .matrix = (enum moe_expert_matrix)(i % MOE_EXPERT_MATRICES),
 					     .copy = p->copy };
 		/* grad_out is read here too */
 		struct moe_tensor *in[MOE_MAX_TASK_HANDLES] = { s->grad_out[p->ring].out };
 
-		memcpy(in + 1, s->down_bwd[p->ring] + i * ni,
+		memcpy(in + 1, s->down_bwd[p->ring] + group * ni,
 		       (size_t)ni * sizeof(struct moe_tensor *));
 		MOE_TRY(moe_task_weight_grad(c, &a, in, ni + 1, p->plan, x->users,
 					     p->lt->grad_base[i]));
@@ -411,15 +414,21 @@ static int update_grads(struct moe_layer_tensors *lt, const struct moe_experts *
 	return n;
 }
 
-/* Parameters of (part, group) i that base weights are. */
-static void base_ranges(const struct moe_experts *l, int i, struct moe_update_args *a)
+static struct moe_range base_range(const struct moe_experts *l, int i, int matrix)
 {
-	int p = i / l->G, g = i % l->G;
+	int g = i % l->G;
 
+	return (struct moe_range){ &l->part[i / l->G].base[matrix], l->group_first[g], l->group_first[g + 1] };
+}
+
+/* Parameters of (part, group) i that base weights are; tensors of their gradients. */
+static struct moe_tensor **base_ranges(const struct moe_experts *l, struct moe_layer_tensors *lt, int i,
+				       struct moe_update_args *a)
+{
 	a->n = MOE_EXPERT_MATRICES;
 	for (int j = 0; j < a->n; j++)
-		a->range[j] = (struct moe_range){ &l->part[p].base[j], l->group_first[g],
-						  l->group_first[g + 1] };
+		a->range[j] = base_range(l, i, j);
+	return lt->grad_base + i * MOE_EXPERT_MATRICES;
 }
 
 enum moe_status moe_graph_moe_base_norm(const struct moe_context *c, const struct moe_experts *l,
@@ -430,10 +439,11 @@ enum moe_status moe_graph_moe_base_norm(const struct moe_context *c, const struc
 		int p = i / l->G, g = i % l->G;
 		struct moe_update_args a = { .adamw.grad_scale = scale };
 
-		base_ranges(l, i, &a);
+		struct moe_tensor **grads = base_ranges(l, lt, i, &a);
+
 		for (int j = 0; j < a.n; j++)
 			a.squares[j] = squares + (size_t)(3 * p + j) * (size_t)l->E + l->group_first[g];
-		MOE_TRY(moe_task_grad_norm(c, &a, g, p, &lt->grad_base[i], 1, done[i]));
+		MOE_TRY(moe_task_grad_norm(c, &a, g, p, grads, a.n, done[i]));
 	}
 	return MOE_OK;
 }
@@ -505,16 +515,18 @@ enum moe_status moe_graph_moe_update_base(const struct moe_context *c, const str
 
 	for (int i = 0; i < l->P * l->G; i++) {
 		int p = i / l->G, g = i % l->G;
-		struct moe_update_args a = { .adamw = o->adamw, .norm = o->norm };
+		struct moe_update_args a = { .adamw = o->adamw, .norm = o->norm, .n = 1 };
 		struct moe_repack_args again = { .layer = l, .part = p, .group = g };
 		struct moe_tensor *params[2] = { lt->masters ? lt->masters[i] : NULL, lt->weights[i] };
 		/* plain bf16 weights change in place; quantised ones have masters in any case */
 		bool own = l->part[p].base[MOE_GATE].own != NULL && !l->requantise;
 		bool packs = l->part[p].base[MOE_GATE].weight != NULL;
 
-		base_ranges(l, i, &a);
-		MOE_TRY(moe_task_update(c, &a, g, p, &lt->grad_base[i], 1, norm, own ? params + 1 : params,
-					packs ? 2 : 1));
+		for (int j = 0; j < MOE_EXPERT_MATRICES; j++) {
+			a.range[0] = base_range(l, i, j);
+			MOE_TRY(moe_task_update(c, &a, g, p, &lt->grad_base[i * MOE_EXPERT_MATRICES + j], 1,
+						norm, own ? params + 1 : params, packs ? 2 : 1));
+		}
 		if (!l->requantise && (l->transposed || (!own && !packs)))
 			MOE_TRY(moe_task_repack(c, &again, own ? NULL : lt->masters[i], lt->weights[i]));
 	}
@@ -560,8 +572,8 @@ static int all_grads(struct moe_layer_tensors *lt, const struct moe_experts *l, 
 {
 	int n = lora ? update_grads(lt, l, i / l->G, i % l->G, grads) : 0;
 
-	if (base && lt->grad_base && n < MOE_MAX_TASK_HANDLES)
-		grads[n++] = lt->grad_base[i];
+	for (int j = 0; base && lt->grad_base && j < MOE_EXPERT_MATRICES && n < MOE_MAX_TASK_HANDLES; j++)
+		grads[n++] = lt->grad_base[i * MOE_EXPERT_MATRICES + j];
 	return n;
 }
 
@@ -607,8 +619,7 @@ enum moe_status moe_graph_moe_rescale(const struct moe_context *c, const struct 
 		}
 		if (!lt->grad_base)
 			continue;
-		base_ranges(l, i, &a);
-		MOE_TRY(moe_task_rescale(c, &a, g, p, &lt->grad_base[i], 1));
+		MOE_TRY(moe_task_rescale(c, &a, g, p, base_ranges(l, lt, i, &a), MOE_EXPERT_MATRICES));
 	}
 	return MOE_OK;
 }

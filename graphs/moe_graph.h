@@ -19,7 +19,7 @@ struct moe_layer_tensors {
 	int P, G, slices_i;
 	struct moe_tensor **lora_i, **grad_i;	      /* [P G], [P G slices_i] */
 	struct moe_tensor **lora_h, **grad_h;	      /* [G] */
-	struct moe_tensor **grad_base;		      /* [P G] or NULL */
+	struct moe_tensor **grad_base;		      /* [P G MOE_EXPERT_MATRICES] or NULL */
 	struct moe_tensor *grad_router; /* or NULL */
 	/* of weights that are trained: [P G] packed ones and f32 masters, and the router's; else NULL */
 	struct moe_tensor **weights, **masters, *router;

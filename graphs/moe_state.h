@@ -35,6 +35,11 @@ enum moe_status moe_experts_alloc(struct moe_engine *e, const struct moe_experts
 /* Memory of quantised weights (coding as in the shape) where there is none yet, described. */
 enum moe_status moe_experts_take_coded(struct moe_engine *e, struct moe_experts *l, const struct moe_coding *coding);
 void moe_experts_free(struct moe_engine *e, struct moe_experts *l);
+/*
+ * moe_touch.c: maps the pages of all gradients, or of all moments, of a layer and of what is trained of its shared expert
+ * (or NULL): bytes. No task may write these meanwhile.
+ */
+size_t moe_experts_touch(struct moe_engine *e, const struct moe_experts *l, const struct moe_ffn *ffn, bool moments);
 /* Bytes by purpose for one part; replicated LoRA counted in part 0. */
 struct moe_experts_bytes {
 	size_t weights, lora, gradients, moments;

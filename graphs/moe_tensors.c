@@ -4,7 +4,7 @@
 
 int64_t moe_layer_tensors_count(int P, int G, int slices_i, bool base_grads)
 {
-	return (int64_t)P * G * (1 + slices_i + 3 * base_grads) + 2 * (int64_t)G + 2 * base_grads;
+	return (int64_t)P * G * (1 + slices_i + (2 + MOE_EXPERT_MATRICES) * base_grads) + 2 * (int64_t)G + 2 * base_grads;
 }
 
 int64_t moe_slot_tensors_count(int P, int G, int T_max, const struct moe_cut *cut)
@@ -48,8 +48,8 @@ enum moe_status moe_layer_tensors_create(struct moe_engine *e, const struct moe_
 	MOE_TRY_GOTO(moe_tensors_create(e, "lora_h", l->G, true, &t->lora_h), st, fail);
 	MOE_TRY_GOTO(moe_tensors_create(e, "grad_h", l->G, false, &t->grad_h), st, fail);
 	if (base_grads)
-		MOE_TRY_GOTO(moe_tensors_create(e, "grad_base", pg, false, &t->grad_base), st,
-			     fail);
+		MOE_TRY_GOTO(moe_tensors_create(e, "grad_base", MOE_EXPERT_MATRICES * pg, false, &t->grad_base),
+			     st, fail);
 	if (l->grad_router)
 		MOE_TRY_GOTO(moe_tensor_create(e, "grad_router", 0, -1, &t->grad_router), st, fail);
 	MOE_TRY_GOTO(create_trained(e, l, t), st, fail);
@@ -73,7 +73,7 @@ void moe_layer_tensors_destroy(struct moe_layer_tensors *t)
 	moe_tensors_destroy(t->grad_i, pg * t->slices_i);
 	moe_tensors_destroy(t->lora_h, t->G);
 	moe_tensors_destroy(t->grad_h, t->G);
-	moe_tensors_destroy(t->grad_base, pg);
+	moe_tensors_destroy(t->grad_base, MOE_EXPERT_MATRICES * pg);
 	moe_tensors_destroy(t->weights, pg);
 	moe_tensors_destroy(t->masters, pg);
 	moe_tensor_destroy(t->router);

@@ -314,6 +314,9 @@ struct moe_block_info {
 	const char *backward_weights; /* "direct", "shared:1" or "resident" */
 	const char *backward_costs;   /* a line per choice, "*" at the one in use: predicted time, memory */
 	int groups, slices_i, slices_h;
+	/* pages of gradients and moments that all cores mapped ahead of the first step, and how long they took */
+	int64_t touched_bytes;
+	double touch_seconds;
 };
 
 enum moe_block_array {
@@ -460,6 +463,13 @@ struct moe_experts_info {
 	int capacity;		/* tokens that the shared buffers hold */
 	int pending;		/* a backward's gradients are not published yet */
 	float scale;		/* alpha / rank */
+	/*
+	 * Pages that all cores mapped ahead of the work that writes them first, and how long they took: gradients in
+	 * moe_experts_create; moments in moe_optimizer_create, or in the first moe_experts_update (not at all where
+	 * only the caller's optimizer updates).
+	 */
+	int64_t touched_bytes;
+	double touch_seconds;
 };
 
 MOE_API enum moe_status moe_experts_create(struct moe_engine *engine,

@@ -284,6 +284,23 @@ double relative_error(const double *got, const double *want, int64_t n)
 	return base > 0 ? sqrt(diff / base) : sqrt(diff);
 }
 
+double *doubles_of(const float *v, int64_t n)
+{
+	double *d = malloc((size_t)(n + 1) * sizeof *d);
+
+	for (int64_t i = 0; i < n; i++)
+		d[i] = v[i];
+	return d;
+}
+
+double relative_error_of_floats(const float *got, const double *want, int64_t n)
+{
+	double *g = doubles_of(got, n), e = relative_error(g, want, n);
+
+	free(g);
+	return e;
+}
+
 /* ---- the reference ---- */
 
 /* y = W x, W [n, k] */

@@ -75,7 +75,9 @@ void block_settle_limit(struct block_data *d);
 void block_second(struct block_data *d);
 void block_reference_free(struct block_reference *r);
 
+double *doubles_of(const float *v, int64_t n); /* free it */
 /* ||got - want|| / ||want||; the plain difference where want is 0. */
 double relative_error(const double *got, const double *want, int64_t n);
+double relative_error_of_floats(const float *got, const double *want, int64_t n);
 
 #endif

@@ -143,21 +143,10 @@ static inline double *layer_get(struct moe_expert_layer *l, const struct block_c
 	return v;
 }
 
-static inline double layer_error(const float *got, const double *want, int64_t n)
-{
-	double *g = malloc((size_t)(n + 1) * sizeof *g), e;
-
-	for (int64_t i = 0; i < n; i++)
-		g[i] = got[i];
-	e = relative_error(g, want, n);
-	free(g);
-	return e;
-}
-
 static inline void layer_within(const char *what, const float *got, const double *want, int64_t n,
 				double bound)
 {
-	double error = layer_error(got, want, n);
+	double error = relative_error_of_floats(got, want, n);
 
 	if (!CHECK(error <= bound))
 		printf("  %s: %.2e, %.2e allowed\n", what, error, bound);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A block fixture for the experts of one layer: routing as the file gives it. What these experts lack is added by the
- * tests: DeepSeek-V4's shared experts; gpt-oss's biases, of which those of gate and up are a column of weights beside
- * a column of ones in x.
+ * tests: shared experts; gpt-oss's biases, of which those of gate and up are a column of weights beside a column of
+ * ones in x; Llama-4's scores, which scale x.
  */
 #ifndef MOE_TESTS_LAYER_FILE_H
 #define MOE_TESTS_LAYER_FILE_H
@@ -19,6 +19,7 @@ struct file {
 	struct block_data d; /* c; weights, x, grad_out, ids, routing weights as f32 */
 	double alpha, lr, beta1, beta2, eps, decay;
 	bool routed, train, biased; /* biased: c.H is the file's and a column of ones */
+	bool normalise, scores_scale_x;
 	double *more_out, *more_weights; /* [T, file's H], [T, k]: of shared experts or biases of down, or NULL */
 	const char *format; /* of quantised weights, or NULL */
 	const char *name;
@@ -68,18 +69,6 @@ static float *floats(const struct moe_safetensors *st, const char *name, int64_t
 	return f;
 }
 
-/* What this build's experts have: y = sum of weight times expert(x), SwiGLU clamped or not. */
-static bool kind_is_here(const char *kind)
-{
-	static const char *const kinds[] = { "qwen3_moe",   "mixtral",	  "olmoe",	 "deepseek_v2",
-					     "deepseek_v3", "minimax_m2", "deepseek_v4", "gpt_oss" };
-
-	for (size_t i = 0; i < MOE_COUNT(kinds); i++)
-		if (!strcmp(kind, kinds[i]))
-			return true;
-	return false;
-}
-
 /* false: not a file for this suite */
 static bool read_config(struct file *f)
 {
@@ -87,20 +76,15 @@ static bool read_config(struct file *f)
 	struct block_case *c = &f->d.c;
 	int64_t E = 0, k = 0, H = 0, I = 0, T = 0, r = 0;
 	double limit = 0;
-	bool experts_only = false, full_ft = false, tie, shared, v4;
+	bool experts_only = false, full_ft = false;
 	const cJSON *adamw;
 	cJSON *j = NULL;
 
 	if (!text || moe_json_parse(text, strlen(text), "config", &j) != MOE_OK)
 		return false;
 	moe_json_opt_text(j, "kind", &kind);
-	tie = moe_json_get(j, "tie") && !cJSON_IsFalse(moe_json_get(j, "tie"));
-	v4 = !strcmp(kind, "deepseek_v4");
 	f->biased = !strcmp(kind, "gpt_oss");
-	if (!kind_is_here(kind) || tie) {
-		cJSON_Delete(j);
-		return false;
-	}
+	f->scores_scale_x = !strcmp(kind, "llama4");
 	moe_json_opt_int(j, "E", 0, 1 << 20, &E), moe_json_opt_int(j, "k", 0, 1 << 20, &k);
 	moe_json_opt_int(j, "H", 0, 1 << 20, &H), moe_json_opt_int(j, "I", 0, 1 << 20, &I);
 	moe_json_opt_int(j, "T", 0, 1 << 20, &T), moe_json_opt_int(j, "r", 0, 1 << 20, &r);
@@ -109,7 +93,9 @@ static bool read_config(struct file *f)
 	moe_json_opt_bool(j, "experts_only", &experts_only);
 	moe_json_opt_bool(j, "full_ft", &full_ft);
 	adamw = moe_json_get(j, "adamw");
-	f->train = adamw && !full_ft && !f->biased; /* there the router moves; A has a column that must stay 0 */
+	f->normalise = true;
+	moe_json_opt_bool(j, "norm_topk_prob", &f->normalise);
+	f->train = adamw && !full_ft; /* there the router moves: suite_layer_router */
 	if (adamw) {
 		moe_json_opt_real(adamw, "lr", &f->lr), moe_json_opt_real(adamw, "eps", &f->eps);
 		moe_json_opt_real(adamw, "beta1", &f->beta1), moe_json_opt_real(adamw, "beta2", &f->beta2);
@@ -119,34 +105,65 @@ static bool read_config(struct file *f)
 	*c = (struct block_case){ .E = (int)E, .k = (int)k, .H = (int)H, .I = (int)I, .T = (int)T, .r = (int)r,
 				  .limit = (float)limit, .alpha = f->biased ? 1.702f : 0, .shift = f->biased };
 	f->routed = !experts_only;
-	shared = moe_safetensors_find(f->st, "shared_gate_proj") != NULL;
-	return (!shared || v4) && moe_safetensors_find(f->st, "gate_proj") && moe_safetensors_find(f->st, "out");
+	return moe_safetensors_find(f->st, "gate_proj") && moe_safetensors_find(f->st, "out");
 }
 
-/* DeepSeek-V4's shared experts: [S, H], [S, H], [H, S], clamped as the others are. */
+/* y += q W_down (silu(gate) up) of one token, clamped as the file's experts are. */
+static void shared_token(const struct file *f, double *const w[4], int64_t S, const float *x, double *y)
+{
+	double limit = f->d.c.limit != 0 ? (double)f->d.c.limit : INFINITY, q = 0;
+	int64_t H = f->d.c.H;
+
+	for (int64_t i = 0; w[3] && i < H; i++)
+		q += w[3][i] * (double)x[i];
+	q = w[3] ? 1 / (1 + exp(-q)) : 1;
+	for (int64_t s = 0; s < S; s++) {
+		double g = 0, u = 0;
+
+		for (int64_t i = 0; i < H; i++) {
+			g += w[0][s * H + i] * (double)x[i];
+			u += w[1][s * H + i] * (double)x[i];
+		}
+		g = fmin(g, limit);
+		u = q * g / (1 + exp(-g)) * fmax(fmin(u, limit), -limit);
+		for (int64_t i = 0; i < H; i++)
+			y[i] += w[2][i * S + s] * u;
+	}
+}
+
+/* Shared experts: [S, H], [S, H], [H, S], and Qwen2's gate [1, H]. */
 static double *shared_output(const struct file *f)
 {
 	const struct block_case *c = &f->d.c;
-	double *w[3] = { doubles(f->st, "shared_gate_proj"), doubles(f->st, "shared_up_proj"),
-			 doubles(f->st, "shared_down_proj") };
+	double *w[4] = { doubles(f->st, "shared_gate_proj"), doubles(f->st, "shared_up_proj"),
+			 doubles(f->st, "shared_down_proj"), doubles(f->st, "shared_router_weight") };
 	int64_t S = moe_safetensors_find(f->st, "shared_gate_proj")->shape[0], H = c->H;
-	double *out = calloc((size_t)(c->T * H) + 1, sizeof *out), limit = (double)c->limit;
+	double *out = calloc((size_t)(c->T * H) + 1, sizeof *out);
 
 	for (int64_t t = 0; t < c->T; t++)
-		for (int64_t s = 0; s < S; s++) {
-			double g = 0, u = 0, h;
-
-			for (int64_t i = 0; i < H; i++) {
-				g += w[0][s * H + i] * (double)f->d.x[t * H + i];
-				u += w[1][s * H + i] * (double)f->d.x[t * H + i];
-			}
-			g = fmin(g, limit);
-			h = g / (1 + exp(-g)) * fmax(fmin(u, limit), -limit);
-			for (int64_t i = 0; i < H; i++)
-				out[t * H + i] += w[2][i * S + s] * h;
-		}
-	free(w[0]), free(w[1]), free(w[2]);
+		shared_token(f, w, S, f->d.x + t * H, out + t * H);
+	free(w[0]), free(w[1]), free(w[2]), free(w[3]);
 	return out;
+}
+
+/* Llama-4: the sigmoid of the largest logit scales the expert's input, and the weights are 1. */
+static void scale_inputs(struct file *f)
+{
+	const struct block_case *c = &f->d.c;
+	double *logits = doubles(f->st, "router_logits");
+
+	for (int t = 0; t < c->T; t++) {
+		const double *l = logits + (int64_t)t * c->E;
+		int best = 0;
+
+		for (int e = 1; e < c->E; e++)
+			best = l[e] > l[best] ? e : best;
+		f->d.ids[t] = best;
+		f->d.weights[t] = 1;
+		for (int i = 0; i < c->H; i++)
+			f->d.x[(int64_t)t * c->H + i] *= (float)(1 / (1 + exp(-l[best])));
+	}
+	free(logits);
 }
 
 /* The biases of down: sum of weight times bias; and grad_out times bias for the weights' gradients. */
@@ -268,7 +285,8 @@ static inline bool file_open(struct file *f, const char *path)
 		}
 	d->x = floats(f->st, "x", n);
 	d->grad_out = floats(f->st, "grad_out", n);
-	d->weights = floats(f->st, "topk_weights", (int64_t)d->c.T * d->c.k);
+	d->weights = f->scores_scale_x ? calloc((size_t)d->c.T + 1, sizeof(float))
+				       : floats(f->st, "topk_weights", (int64_t)d->c.T * d->c.k);
 	d->ids = calloc((size_t)(d->c.T * d->c.k) + 1, sizeof *d->ids);
 	ids = doubles(f->st, "topk_ids");
 	for (int i = 0; ids && i < d->c.T * d->c.k; i++)
@@ -281,6 +299,8 @@ static inline bool file_open(struct file *f, const char *path)
 	} else if (moe_safetensors_find(f->st, "shared_gate_proj")) {
 		f->more_out = shared_output(f);
 	}
+	if (f->scores_scale_x)
+		scale_inputs(f);
 	d->out = calloc((size_t)n + 1, sizeof(float));
 	d->grad_x = calloc((size_t)n + 1, sizeof(float));
 	d->grad_weights = calloc((size_t)(d->c.T * d->c.k) + 1, sizeof(float));

@@ -125,7 +125,7 @@ static inline void put_tensors(struct made *m, const struct quantised_kind *kind
 	int64_t c[4] = { experts, rows, q->k, 0 }, s[3] = { experts, blocks, groups };
 	enum moe_dtype dtype = MOE_U8, scale = MOE_F32;
 	int skip = experts == 0, ndim = 3;
-	char name[256];
+	char name[280]; /* a base and the longest suffix */
 
 	if (kind->zero) {
 		c[1] = q->k / 8, c[2] = rows, s[1] = groups, s[2] = rows, dtype = MOE_I32,

@@ -33,6 +33,7 @@ void do_forward(struct layer_model *m)
 	struct block_data d = call_of(m, any(T_MAX + 1));
 	struct layer_call a = layer_call(&d, d.c.T);
 	struct block_reference r = { 0 };
+	struct slack slack;
 	enum moe_status st,
 		want = save && m->n_kept >= m->p.max_cache_depth ? MOE_ERR_STATE : MOE_OK;
 	int64_t *wide = any(2) ? wide_ids(&a, &d) : NULL;
@@ -51,8 +52,8 @@ void do_forward(struct layer_model *m)
 		call_free(&d);
 		return;
 	}
-	block_reference(&r, &d, d.ids);
-	remember(m, &d, d.out, r.out, (int64_t)d.c.T * d.c.H, !save);
+	pass_reference(m, &d, &r, &slack);
+	remember(m, &d, d.out, r.out, (int64_t)d.c.T * d.c.H, slack.out, !save);
 	block_reference_free(&r);
 	if (save)
 		m->kept[m->n_kept++] = (struct kept){ .d = d };
@@ -83,6 +84,7 @@ void do_backward(struct layer_model *m)
 	struct block_data none = call_of(m, 1), *d = k ? &k->d : &none;
 	struct layer_call a = layer_call(d, d->c.T);
 	struct block_reference r = { 0 };
+	struct slack slack;
 	enum moe_status st, want = MOE_OK;
 
 	wrong_rows = k && any(6) == 0;
@@ -108,12 +110,12 @@ void do_backward(struct layer_model *m)
 		expect_status(st, want, "backward");
 	}
 	if (st == MOE_OK) {
-		block_reference(&r, d, d->ids);
+		pass_reference(m, d, &r, &slack);
 		if (!without_weights)
 			remember(m, d, d->grad_weights, r.grad_weights, (int64_t)d->c.T * d->c.k,
-				 false);
-		remember(m, d, d->grad_x, r.grad_x, (int64_t)d->c.T * d->c.H, true);
-		add_gradients(m, &r, scale);
+				 slack.grad_weights, false);
+		remember(m, d, d->grad_x, r.grad_x, (int64_t)d->c.T * d->c.H, slack.grad_x, true);
+		add_gradients(m, &r, &slack, scale);
 		block_reference_free(&r);
 		m->n_kept--;
 		if (!async)
@@ -243,7 +245,7 @@ void do_window(struct layer_model *m)
 {
 	enum moe_window w;
 
-	switch (any(6)) {
+	switch (m->pending && any(2) ? 3 : any(6)) {
 	case 0:
 		expect_status(moe_experts_release_gradients(m->l),
 			      m->pending ? MOE_ERR_STATE : MOE_OK, "release");
@@ -292,7 +294,7 @@ void do_gradient(struct layer_model *m)
 		expect_status(moe_experts_get_gradient(m->l, array_of(i), &a), MOE_OK, "gradient");
 		for (size_t j = 0; j < n; j++)
 			by_expert[j] = g[caller_index(m, i, (int64_t)j)];
-		error = error_of_doubles(by_expert, m->sum[i], (int64_t)n);
+		error = error_of_doubles(by_expert, m->sum[i], (int64_t)n, m->slack.grad[i]);
 		if (!CHECK(error <= random_bound()))
 			say("a gradient is off by", error);
 	} else {

@@ -7,17 +7,24 @@
 #ifndef MOE_TESTS_RANDOM_LAYERS_H
 #define MOE_TESTS_RANDOM_LAYERS_H
 
+#include "codelets/format.h"
 #include "tests/layer_check.h"
 
-enum { LAYERS = 2, DEPTH = 2, T_MAX = 9, PENDING = 64, EXPERTS = 4 };
+enum { LAYERS = 2, DEPTH = 2, T_MAX = 9, PENDING = 64, N_EXPERTS = 4 };
 
 /* A result that is checked when the layer has been waited for. */
 struct pending {
 	float *got;
-	double *want, bound;
+	double *want, bound, slack;
 	int64_t n;
 	struct block_data d; /* arrays of the call, freed with it */
 	bool owner;
+};
+
+/* Norms of how far values near the limit of a clamped SwiGLU, which rounding cuts or not, may move
+ * results. */
+struct slack {
+	double grad_x, grad_weights, out, grad[9];
 };
 
 /*
@@ -29,7 +36,8 @@ struct layer_model {
 	struct moe_expert_layer *l;
 	struct moe_experts_params p;
 	struct block_data d; /* weights: what the layer computes with; c.T is not used */
-	int64_t map[EXPERTS];
+	const struct moe_format *format; /* of frozen weights, or NULL */
+	int64_t map[N_EXPERTS];
 	struct moe_gradient g[9];
 	enum moe_dtype dtype; /* of bound arrays */
 	void *param[9], *buffer[9];
@@ -42,6 +50,8 @@ struct layer_model {
 	bool open, pending,
 		taken; /* window; a backward not waited for; its gradients used by an update */
 	double *sum[9];
+	struct slack slack; /* of the sums, and of the moments */
+	double moments_slack;
 	double *m[9], *v[9];
 	int steps;
 	struct pending list[PENDING];
@@ -84,10 +94,11 @@ struct moe_array array_like(const struct layer_model *m, int i, void *data, enum
 struct block_data call_of(const struct layer_model *m, int T);
 void call_free(struct block_data *d);
 void remember(struct layer_model *m, const struct block_data *d, float *got, const double *want,
-	      int64_t n, bool owner);
+	      int64_t n, double slack, bool owner);
 void flush(struct layer_model *m);
 /* The gradients of a pass, times scale, into the window's sums. */
-void add_gradients(struct layer_model *m, const struct block_reference *r, double scale);
+void add_gradients(struct layer_model *m, const struct block_reference *r,
+		   const struct slack *slack, double scale);
 void close_window(struct layer_model *m);
 /* After a call that waited: the pending backward is published. */
 void published(struct layer_model *m);
@@ -98,8 +109,30 @@ double squares(const struct layer_model *m);
 void model_update(struct layer_model *m, const struct moe_adamw_params *p, double factor);
 /* Waits, and compares the layer's values with the model's, which then are the layer's. */
 void check_update(struct layer_model *m);
+
+/* ---- random_reference.c ---- */
+
 double random_bound(void);
-double error_of_doubles(const double *got, const double *want, int64_t n);
+/* ||got - want|| above slack, over ||want||, where a few small numbers may all be rounded far. */
+double error_of_doubles(const double *got, const double *want, int64_t n, double slack);
+double error_of_floats(const float *got, const double *want, int64_t n, double slack);
+/* What a pass of the layer gives with d's weights. */
+void pass_reference(const struct layer_model *m, const struct block_data *d,
+		    struct block_reference *r, struct slack *s);
+/* The layer's limit lowered (sign -1) or raised (1) by what rounding and the model's drift may do.
+ */
+float moved_limit(const struct layer_model *m, int sign);
+/* The differences of what the two gave. */
+void slack_between(const struct layer_model *m, const struct block_data *d,
+		   const struct block_reference *low, const struct block_reference *high,
+		   struct slack *s);
+
+/* ---- random_load.c ---- */
+
+/* Loads by one of the ways in; the model's weights are then what the layer computes with, by
+ * expert. */
+void model_load(struct layer_model *m);
+void misuse_quantised(struct layer_model *m); /* before it has weights */
 
 /* ---- random_calls.c: on one layer ---- */
 
@@ -127,6 +160,12 @@ void do_held(struct layer_model m[LAYERS], struct moe_engine *e);
 void misuse_create(struct moe_engine *e, const struct moe_experts_params *good);
 void misuse_unloaded(struct layer_model *m);
 void misuse_without_lora(struct layer_model *m);
+
+/* ---- random_rows.c ---- */
+
+/* A token of NaN or infinite numbers: it reaches its own results and no others, and nothing of it
+ * stays. */
+void do_bad_token(struct layer_model *m, struct moe_engine *e);
 
 /* ---- random_steps.c: on both layers ---- */
 

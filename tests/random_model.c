@@ -6,7 +6,8 @@
 
 static uint64_t state = 1, shape; /* shape: of the sequence's layers that share buffers */
 static unsigned long sequence;
-static bool failed;
+static bool failed, sizes_of_codes; /* quantised layers among plain ones, of sizes that groups of
+				       codes divide */
 
 void random_seed(uint64_t seed, unsigned long number)
 {
@@ -14,6 +15,7 @@ void random_seed(uint64_t seed, unsigned long number)
 	failed = false;
 	state = (seed + 1) * 0x9e3779b97f4a7c15ull | 1;
 	shape = state * 0xd1342543de82ef95ull | 1;
+	sizes_of_codes = number % 3 == 0;
 }
 
 int any(int n)
@@ -52,35 +54,6 @@ void expect_status(enum moe_status got, enum moe_status want, const char *what)
 {
 	if (!CHECK(got == want))
 		say(what, (double)got);
-}
-
-double random_bound(void)
-{
-	return table_is_packed() ? 3e-2 : 3e-5;
-}
-
-/* ||got - want|| / ||want||, where a few small numbers may all be rounded far. */
-double error_of_doubles(const double *got, const double *want, int64_t n)
-{
-	double small = table_is_packed() ? .5 : .1; /* of terms near 1, which may cancel */
-	double diff = 0, norm = 0;
-
-	for (int64_t i = 0; i < n; i++) {
-		diff += (got[i] - want[i]) * (got[i] - want[i]);
-		norm += want[i] * want[i];
-	}
-	return n ? sqrt(diff) / (sqrt(norm) + small * sqrt((double)n)) : 0;
-}
-
-static double error_of_floats(const float *got, const double *want, int64_t n)
-{
-	double *g = malloc((size_t)(n + 1) * sizeof *g), e;
-
-	for (int64_t i = 0; i < n; i++)
-		g[i] = got[i];
-	e = error_of_doubles(g, want, n);
-	free(g);
-	return e;
 }
 
 /* ---- arrays ---- */
@@ -151,33 +124,58 @@ void caller_take(const struct layer_model *m, int i, const void *array, float *b
 
 /* ---- making a layer ---- */
 
-static enum moe_activations draw_shape(struct block_case *c)
+static const struct moe_format *draw_format(void)
+{
+	int n = 0;
+
+	while (moe_format_list[n])
+		n++;
+	return moe_format_list[any(n)];
+}
+
+static enum moe_activations draw_shape(struct block_case *c, bool coded)
 {
 	static const char *const modes[] = { "direct", "shared:1", "resident" };
 
 	c->r = any(4) ? 3 : 0;
-	c->backward = table()->weight_transpose ? modes[any(3)] : "direct";
+	c->backward = table()->weight_transpose && !coded ? modes[any(3)] : "direct";
 	c->group_size = 1 + any(3);
 	return (enum moe_activations)any(2);
 }
 
+/* Large enough that few values are cut: each that rounding cuts or not is a part of what is
+ * compared. */
+static float draw_limit(void)
+{
+	static const float limits[] = { .4f, .7f, 1 };
+
+	return any(3) ? 0 : limits[any(3)];
+}
+
 static void draw_params(struct layer_model *m)
 {
-	struct block_case c = { .E = EXPERTS, .k = 2, .H = 24, .I = 20, .T = 1 };
+	struct block_case c = { .E = N_EXPERTS, .k = 2, .H = 24, .I = 20, .T = 1 };
+	bool coded = sizes_of_codes && any(3) > 0;
 	enum moe_activations activations;
 	uint64_t own = state;
 
+	if (sizes_of_codes)
+		c.H = 64, c.I = 32;
+	if (coded)
+		m->format = draw_format();
 	if (any(4)) /* of one shape with the other */
 		state = shape;
-	activations = draw_shape(&c);
+	activations = draw_shape(&c, coded);
 	state = own * 0x9e3779b97f4a7c15ull | 1;
-	c.base_grads = any(2);
+	c.base_grads = any(2) && !coded;
+	c.limit = draw_limit();
 	block_data_make(&m->d, &c);
 	for (int i = 0; i < BLOCK_WEIGHTS; i++) /* of this sequence's own numbers */
 		for (int64_t j = 0; j < m->d.n[i]; j++)
-			m->d.w[i][j] = .35f * unit();
+			m->d.w[i][j] = .35f * sqrtf(24.f / (float)c.H) * unit();
 	block_data_round(&m->d);
 	m->p = layer_params(&c);
+	m->p.weight_format = m->format ? m->format->name : NULL;
 	m->p.layer = any(5);
 	m->p.max_tokens = T_MAX;
 	m->p.max_cache_depth = 1 + any(DEPTH);
@@ -194,9 +192,9 @@ static void draw_map(struct layer_model *m)
 {
 	bool mapped = any(2);
 
-	for (int e = 0; e < EXPERTS; e++)
+	for (int e = 0; e < N_EXPERTS; e++)
 		m->map[e] = e;
-	for (int e = EXPERTS - 1; mapped && e > 0; e--) {
+	for (int e = N_EXPERTS - 1; mapped && e > 0; e--) {
 		int other = any(e + 1);
 		int64_t row = m->map[e];
 
@@ -204,26 +202,7 @@ static void draw_map(struct layer_model *m)
 		m->map[other] = row;
 	}
 	if (mapped && !m->d.c.base_grads)
-		m->map[any(EXPERTS)] = any(EXPERTS);
-}
-
-/* Loads, by the map; the model's weights are by expert afterwards. */
-static void load(struct layer_model *m)
-{
-	int64_t entries[EXPERTS + 1];
-
-	memcpy(entries, m->map, sizeof m->map);
-	entries[EXPERTS] = -7; /* more than are needed: not looked at */
-	expect_status(layer_load(m->l, &m->d, entries, EXPERTS + any(2)), MOE_OK, "load");
-	for (int i = 6; i < 9; i++) {
-		size_t n = (size_t)m->d.n[array_of(i)];
-		float *w = m->d.w[array_of(i)], *loaded = malloc(n * sizeof *loaded);
-
-		memcpy(loaded, w, n * sizeof *w);
-		for (size_t j = 0; j < n; j++)
-			w[j] = loaded[caller_index(m, i, (int64_t)j)];
-		free(loaded);
-	}
+		m->map[any(N_EXPERTS)] = any(N_EXPERTS);
 }
 
 static void alloc_arrays(struct layer_model *m)
@@ -275,7 +254,7 @@ void model_make(struct layer_model *m, struct moe_engine *e)
 			      "dropout off");
 	if (!any(8))
 		misuse_unloaded(m);
-	load(m);
+	model_load(m);
 	alloc_arrays(m);
 	if (!any(8))
 		misuse_without_lora(m);
@@ -301,13 +280,15 @@ void flush(struct layer_model *m)
 {
 	for (int i = 0; i < m->n_list; i++) {
 		struct pending *p = &m->list[i];
-		double error = error_of_floats(p->got, p->want, p->n);
+		double error = error_of_floats(p->got, p->want, p->n, p->slack);
 
 		if (!CHECK(error <= p->bound)) {
 			say("a result is off by", error);
-			printf("  %s, %lld numbers of %d tokens, group size %d, %s\n",
+			printf("  %s, %lld numbers of %d tokens, group size %d, %s, format %s, "
+			       "limit %g\n",
 			       m->d.c.backward, (long long)p->n, p->d.c.T, m->d.c.group_size,
-			       m->p.activations ? "recompute" : "retain");
+			       m->p.activations ? "recompute" : "retain",
+			       m->format ? m->format->name : "none", (double)m->d.c.limit);
 		}
 		free(p->want);
 		if (p->owner)
@@ -317,13 +298,16 @@ void flush(struct layer_model *m)
 }
 
 void remember(struct layer_model *m, const struct block_data *d, float *got, const double *want,
-	      int64_t n, bool owner)
+	      int64_t n, double slack, bool owner)
 {
 	struct pending *p = &m->list[m->n_list++];
 
-	*p = (struct pending){
-		.got = got, .n = n, .d = *d, .owner = owner, .bound = m->loose * random_bound()
-	};
+	*p = (struct pending){ .got = got,
+			       .n = n,
+			       .d = *d,
+			       .owner = owner,
+			       .bound = m->loose * random_bound(),
+			       .slack = slack };
 	p->want = malloc((size_t)(n + 1) * sizeof(double));
 	memcpy(p->want, want, (size_t)n * sizeof(double));
 }
@@ -387,7 +371,7 @@ void published(struct layer_model *m)
 
 		if (is_bound(m, i) && m->with_buffers) {
 			caller_take(m, i, m->buffer[i], got);
-			error = error_of_floats(got, m->sum[i], (int64_t)n);
+			error = error_of_floats(got, m->sum[i], (int64_t)n, m->slack.grad[i]);
 			if (!CHECK(error <=
 				   m->loose * random_bound() + (m->dtype == MOE_BF16 ? 4e-3 : 0)))
 				say("a published gradient is off by", error);
@@ -396,10 +380,13 @@ void published(struct layer_model *m)
 	}
 }
 
-void add_gradients(struct layer_model *m, const struct block_reference *r, double scale)
+void add_gradients(struct layer_model *m, const struct block_reference *r,
+		   const struct slack *slack, double scale)
 {
 	bool accumulate = m->open || (m->pending && !m->taken);
 
+	for (int i = 0; i < 9; i++)
+		m->slack.grad[i] = (accumulate ? m->slack.grad[i] : 0) + scale * slack->grad[i];
 	for (int i = 0; i < 9; i++)
 		for (int64_t j = 0; trained(m, i) && j < m->d.n[array_of(i)]; j++)
 			m->sum[i][j] =
@@ -436,7 +423,8 @@ static double update_bound(const struct layer_model *m, const struct moe_adamw_p
 		return 2.5 * p->learning_rate;
 	for (int64_t j = 0; j < m->d.n[array_of(i)]; j++)
 		largest = fmax(largest, fabs(m->sum[i][j]));
-	return 1e-6 + 8 * p->learning_rate * m->loose * random_bound() * largest;
+	return 1e-6 +
+	       8 * p->learning_rate * (m->loose * random_bound() * largest + m->moments_slack);
 }
 
 void model_update(struct layer_model *m, const struct moe_adamw_params *p, double factor)
@@ -444,6 +432,9 @@ void model_update(struct layer_model *m, const struct moe_adamw_params *p, doubl
 	double c1, c2, bound = 0;
 
 	m->steps++;
+	m->moments_slack *= p->beta1;
+	for (int i = 0; i < 9; i++)
+		m->moments_slack = fmax(m->moments_slack, m->slack.grad[i]);
 	c1 = 1 - pow(p->beta1, m->steps), c2 = 1 - pow(p->beta2, m->steps);
 	for (int i = 0; i < 9; i++)
 		for (int64_t j = 0; trained(m, i) && j < m->d.n[array_of(i)]; j++) {

@@ -43,7 +43,7 @@ static void get_output(struct layer_model *m)
 	call_free(&d);
 }
 
-void do_checkpoint(struct layer_model *m)
+static void checkpoint_call(struct layer_model *m)
 {
 	switch (any(8)) {
 	case 0:
@@ -78,6 +78,13 @@ void do_checkpoint(struct layer_model *m)
 	}
 	expect(moe_experts_checkpoint_state(m->l) == m->checkpoint,
 	       "state of the checkpoint cache");
+}
+
+/* Several: errors of this cache are of calls behind each other. */
+void do_checkpoint(struct layer_model *m)
+{
+	for (int i = 1 + any(6); i > 0; i--)
+		checkpoint_call(m);
 }
 
 /* ---- values ---- */
@@ -161,6 +168,10 @@ void do_load_again(struct layer_model *m)
 	for (int i = 0; i < 3; i++)
 		other.w[i] = calloc((size_t)m->d.n[i] + 1, sizeof(float));
 	expect_status(layer_load(m->l, &other, NULL, 0), MOE_OK, "a second load");
+	expect_status(moe_experts_load_file(m->l, "/nonexistent", NULL, NULL, 0), MOE_OK,
+		      "a second load, of a file");
+	expect_status(moe_experts_load_quantised(m->l, NULL, NULL, NULL, 0, NULL, 0), MOE_OK,
+		      "a second load, of codes");
 	for (int i = 0; i < 3; i++)
 		free(other.w[i]);
 }
@@ -245,7 +256,7 @@ static enum moe_status plain_forward(struct layer_model *m, bool save)
 
 void misuse_unloaded(struct layer_model *m)
 {
-	int64_t map[EXPERTS] = { 0, 1, 2, 4 };
+	int64_t map[N_EXPERTS] = { 0, 1, 2, 4 };
 	struct block_data small = m->d;
 
 	expect_status(plain_forward(m, true), MOE_ERR_STATE, "forward without weights");
@@ -253,13 +264,14 @@ void misuse_unloaded(struct layer_model *m)
 	expect_status(moe_experts_update_base(m->l), MOE_ERR_STATE, "update_base without weights");
 	expect_status(moe_experts_bind_base(m->l, m->g + 6), MOE_ERR_STATE,
 		      "bind_base without weights");
-	expect_status(layer_load(m->l, &m->d, map, EXPERTS), MOE_ERR_ARG,
+	expect_status(layer_load(m->l, &m->d, map, N_EXPERTS), MOE_ERR_ARG,
 		      "a row beyond the arrays");
-	expect_status(layer_load(m->l, &m->d, map, EXPERTS - 1), MOE_ERR_ARG, "a short map");
+	expect_status(layer_load(m->l, &m->d, map, N_EXPERTS - 1), MOE_ERR_ARG, "a short map");
 	small.c.I--;
 	expect_status(layer_load(m->l, &small, NULL, 0), MOE_ERR_ARG, "arrays of another shape");
 	expect_status(moe_experts_load_file(m->l, "/nonexistent", NULL, NULL, 0), MOE_ERR_IO,
 		      "no file");
+	misuse_quantised(m);
 }
 
 void misuse_without_lora(struct layer_model *m)
@@ -436,7 +448,7 @@ void do_held(struct layer_model all[LAYERS], struct moe_engine *e)
 	expect_status(moe_experts_wait(m->l), MOE_ERR_STATE, "wait, held");
 	expect_status(moe_engine_release(e), MOE_OK, "release");
 	block_reference(&r, &d, d.ids);
-	remember(m, &d, d.out, r.out, (int64_t)d.c.T * d.c.H, true);
+	remember(m, &d, d.out, r.out, (int64_t)d.c.T * d.c.H, 0, true);
 	block_reference_free(&r);
 	if (any(2))
 		do_wait(m);

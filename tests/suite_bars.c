@@ -47,17 +47,6 @@ static void make_case(size_t i)
 	block_reference(&cases[i].r, d, d->ids);
 }
 
-static double error_of(const float *got, const double *want, int64_t n)
-{
-	double *v = malloc((size_t)(n + 1) * sizeof *v), error;
-
-	for (int64_t i = 0; i < n; i++)
-		v[i] = got[i];
-	error = relative_error(v, want, n);
-	free(v);
-	return error;
-}
-
 /* The largest of the five LoRA gradients that share a bar, and down A's. */
 static void lora_errors(struct moe_block *b, size_t i, double *most, double *down_a)
 {
@@ -87,9 +76,9 @@ static void measure(struct moe_engine *e, size_t i)
 
 	CHECK_OK(block_forward(b, d, true, d->out));
 	CHECK_OK(block_backward(b, d));
-	out = error_of(d->out, r->out, n);
-	grad_x = error_of(d->grad_x, r->grad_x, n);
-	grad_weights = error_of(d->grad_weights, r->grad_weights, (int64_t)c->T * c->k);
+	out = relative_error_of_floats(d->out, r->out, n);
+	grad_x = relative_error_of_floats(d->grad_x, r->grad_x, n);
+	grad_weights = relative_error_of_floats(d->grad_weights, r->grad_weights, (int64_t)c->T * c->k);
 	lora_errors(b, i, &lora, &down_a);
 	printf("\n  %-12s H %d I %d k %d: out %.5f, grad_x %.5f, routing %.5f, LoRA %.5f, down A %.5f",
 	       table()->name, c->H, c->I, c->k, out, grad_x, grad_weights, lora, down_a);

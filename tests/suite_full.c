@@ -518,6 +518,14 @@ static void test_touch(void)
 	CU_ASSERT_EQUAL(a[5], 7);
 	moe_memory_free(e, a);
 	moe_memory_free(e, b);
+	a = moe_memory_alloc(e, bytes, 1, "moments");
+	b = moe_memory_alloc(e, bytes, 0, "moments");
+	CU_ASSERT_FATAL(a && b);
+	CU_ASSERT_EQUAL(moe_memory_touch_these(e, (const void *[]){ NULL, a }, 2), bytes);
+	CU_ASSERT_EQUAL(resident(a, bytes), bytes);
+	CU_ASSERT(resident(b, bytes) < bytes / 2);
+	moe_memory_free(e, a);
+	moe_memory_free(e, b);
 	OK(moe_engine_close(e));
 }
 

@@ -180,14 +180,19 @@ static struct moe_model *open_some(struct moe_engine *e, struct moe_model_params
 		moe_model_close(m);
 	}
 	p.recompute = MOE_RECOMPUTE_AUTO;
-	for (int i = 9; i > 0; i--) { /* what the process takes changes a little, too */
-		p.memory_limit = planned[1] + (planned[0] - planned[1]) * i / 10;
-		if (moe_model_open(e, &p, &m) != MOE_OK)
-			continue;
-		OK(moe_model_get_info(m, &info));
-		if (info.recomputed_layers > 0 && info.recomputed_layers < info.trained_layers)
-			return m;
-		moe_model_close(m);
+	p.memory_limit = planned[1];
+	/* what the process takes changes too, under sanitizers by more than the layers' memory */
+	for (int i = 0; i < 64; i++) {
+		bool less = false;
+
+		if (moe_model_open(e, &p, &m) == MOE_OK) {
+			OK(moe_model_get_info(m, &info));
+			if (info.recomputed_layers > 0 && info.recomputed_layers < info.trained_layers)
+				return m;
+			less = !info.recomputed_layers;
+			moe_model_close(m);
+		}
+		p.memory_limit += (planned[0] - planned[1]) / (less ? -16 : 8);
 	}
 	return NULL;
 }

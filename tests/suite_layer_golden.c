@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The block fixtures through the experts of one layer: routing as the file gives it. In every activation policy,
- * by sync and async calls, one part and three, LoRA alone and with base weights (hybrid). Not comparable here:
- * grad_x of files with a router (its path is in it), files with shared experts (but DeepSeek-V4's), ties, PEFT's fused
- * layout.
+ * The block fixtures through the experts of one layer: routing as the file gives it, shared experts added by the test.
+ * In every activation policy, by sync and async calls, one part and three, LoRA alone and with base weights (hybrid).
+ * grad_x is compared where the file has no router, whose path is in it; suite_layer_router has one.
  */
 #include "tests/layer_kinks.h"
+#include "tests/layer_ways.h"
 
 #include <dirent.h>
 #include <limits.h>
@@ -13,73 +13,9 @@
 
 const char moe_suite_name[] = "layer_golden";
 
-struct way {
-	enum moe_activations activations;
-	bool async;
-};
-
-static bool forward(struct moe_expert_layer *l, struct file *f, struct way w, bool save)
-{
-	struct layer_call a = layer_call(&f->d, f->d.c.T);
-	bool good = CHECK_OK((w.async ? moe_experts_forward_async : moe_experts_forward)(
-		l, &a.x, &a.ids, &a.weights, save, &a.out));
-
-	return good && (!w.async || CHECK_OK(moe_experts_wait(l)));
-}
-
-static bool backward(struct moe_expert_layer *l, struct file *f, struct way w)
-{
-	struct layer_call a = layer_call(&f->d, f->d.c.T);
-	bool good = CHECK_OK((w.async ? moe_experts_backward_async : moe_experts_backward)(
-		l, &a.grad_out, 1, &a.grad_x, &a.grad_weights));
-
-	return good && (!w.async || CHECK_OK(moe_experts_wait(l)));
-}
-
-/* got against a key of the file; 0 where both are */
-static void compare(const struct file *f, const char *key, const double *got, int64_t n, double bound)
-{
-	double *want = doubles(f->st, key), error;
-
-	if (!want)
-		return;
-	error = relative_error(got, want, n);
-	if (!CHECK(error <= bound || (error < 1e-6 && bound > 0)))
-		printf("  %s, %s: %.2e, %.2e allowed\n", f->name, key, error, bound);
-	free(want);
-}
-
-/* more: added to it, or NULL */
-static void compare_floats(const struct file *f, const char *key, const float *got, const double *more, int64_t n,
-			   double bound)
-{
-	double *g = malloc((size_t)(n + 1) * sizeof *g);
-
-	for (int64_t i = 0; i < n; i++)
-		g[i] = (double)got[i] + (more ? more[i] : 0);
-	compare(f, key, g, n, bound);
-	free(g);
-}
-
-/* The last forward's output as the file has it; free it. */
-static double *output(const struct file *f)
-{
-	const struct block_case *c = &f->d.c;
-	int64_t H = c->H - f->biased, n = c->T * H;
-	double *out = malloc((size_t)(n + c->T + 1) * sizeof *out);
-
-	for (int64_t i = 0; i < c->T * c->H; i++)
-		out[i] = (double)f->d.out[i];
-	if (f->biased)
-		narrow(out, (struct widening){ c->T, H, 1 }, NULL);
-	for (int64_t i = 0; f->more_out && i < n; i++)
-		out[i] += f->more_out[i];
-	return out;
-}
-
 static void compare_output(const struct file *f, const char *key)
 {
-	double *out = output(f);
+	double *out = way_output(f);
 
 	compare(f, key, out, (int64_t)f->d.c.T * (f->d.c.H - f->biased), table_tolerance()->out);
 	free(out);
@@ -196,9 +132,9 @@ static void check_gradients(struct moe_engine *e, struct file *f, struct way w)
 	struct moe_expert_layer *l = make(e, f, w, true, c->base_grads);
 	int64_t n = (int64_t)c->T * c->H;
 
-	if (l && forward(l, f, w, true)) {
+	if (l && way_forward(l, f, w, true)) {
 		compare_output(f, "out");
-		backward(l, f, w);
+		way_backward(l, f, w);
 		if (!f->routed)
 			compare_floats(f, "grad_x", f->d.grad_x, NULL, n, t->grad_x);
 		/* few slots: as suite_golden has it */
@@ -217,56 +153,65 @@ static void check_gradients(struct moe_engine *e, struct file *f, struct way w)
 	moe_experts_destroy(l);
 }
 
-/* ||p5 - ref5|| / ||ref5 - p0||; clamped: see golden.c */
 static void check_parameters(const struct file *f, struct moe_expert_layer *l)
 {
-	double bound = !table_is_packed() ? 1e-4 : f->d.c.limit != 0 ? .15 : .05;
+	double bound = !table_is_packed() ? 1e-4 : f->d.c.limit != 0 ? .15 : .05; /* clamped: see golden.c */
 
 	for (int i = 0; i < LAYER_LORA; i++) {
 		enum moe_block_array which = layer_lora[i];
-		double *got = layer_get(l, &f->d.c, which, false), *want, diff = 0, way = 0;
-		char key[64];
+		double *got = layer_get(l, &f->d.c, which, false);
 
-		snprintf(key, sizeof key, "step5.%s", names[which]);
-		want = doubles(f->st, key);
-		for (int64_t j = 0; want && j < f->d.n[which]; j++) {
-			diff += pow(got[j] - want[j], 2);
-			way += pow(want[j] - f->d.w[which][j], 2);
-		}
-		if (!CHECK(sqrt(diff) <= bound * sqrt(way)))
-			printf("  %s, %s: %.2e of its way\n", f->name, key, sqrt(diff / way));
-		free(got), free(want);
+		compare_way(f, names[which], got, f->d.w[which], f->d.n[which],
+			    widening_of(&f->d.c, (int)which, f->d.c.H - 1), bound);
+		free(got);
 	}
+}
+
+/* Biases are a column of base weights, where A has none: what a step made there is taken back. */
+static void clear_columns(struct file *f, struct moe_expert_layer *l)
+{
+	for (int i = 0; f->biased && i < 2; i++) {
+		const struct block_case *c = &f->d.c;
+		enum moe_block_array which = layer_lora[i];
+		double *a = layer_get(l, c, which, false);
+		struct moe_array array = layer_array(c, which, a, MOE_F64);
+
+		for (int64_t row = 0; row < c->E * c->r; row++)
+			a[row * c->H + c->H - 1] = 0;
+		CHECK_OK(moe_experts_set_array(l, which, &array));
+		free(a);
+	}
+}
+
+/*
+ * Five steps of files that lose more than .4 of their loss leave PyTorch's bf16 autograd .8e-3 to 2.6e-3 off (2026-11-30:
+ * phimoe_eval, deepseek_v2_group, deepseek_v3_nonorm, gpt_oss_limit).
+ */
+static double loss_bound(const double losses[6])
+{
+	if (!table_is_packed())
+		return 1e-5;
+	return losses[5] < .6 * losses[0] ? 2.5e-3 : 1e-3;
 }
 
 /* The router is frozen, so its choice and weights are the file's throughout. */
 static void check_training(struct moe_engine *e, struct file *f, struct way w)
 {
 	const struct block_case *c = &f->d.c;
-	struct moe_adamw_params p = { .struct_size = sizeof p, .learning_rate = f->lr, .beta1 = f->beta1,
-				      .beta2 = f->beta2, .eps = f->eps, .weight_decay = f->decay };
-	int64_t n = (int64_t)c->T * c->H;
+	struct moe_adamw_params p = way_adamw(f);
 	double losses[6] = { 0 }, *target = doubles(f->st, "target");
 	struct moe_expert_layer *l = make(e, f, w, true, false);
 
 	for (int step = 0; target && l && step < 6; step++) {
-		double *out;
-
-		forward(l, f, w, step < 5);
-		out = output(f);
-		for (int64_t i = 0; i < n; i++) {
-			double diff = out[i] - target[i];
-
-			losses[step] += diff * diff / (double)n;
-			f->d.grad_out[i] = (float)(2 * diff / (double)n);
-		}
-		free(out);
+		way_forward(l, f, w, step < 5);
+		losses[step] = way_loss(f, target);
 		if (step == 5)
 			break;
-		backward(l, f, w);
+		way_backward(l, f, w);
 		CHECK_OK(moe_experts_update(l, &p));
+		clear_columns(f, l);
 	}
-	compare(f, "train_losses", losses, 6, (c->T == 1 ? 2 : 1) * (table_is_packed() ? 1e-3 : 1e-5));
+	compare(f, "train_losses", losses, 6, (c->T == 1 ? 2 : 1) * loss_bound(losses));
 	check_parameters(f, l);
 	moe_experts_destroy(l);
 	free(target);
@@ -280,7 +225,7 @@ static void check_file(struct moe_engine *e, const char *path, struct way w, int
 	if (!file_open(&f, path))
 		return;
 	l = make(e, &f, w, false, false);
-	if (l && forward(l, &f, w, false))
+	if (l && way_forward(l, &f, w, false))
 		compare_output(&f, "out_nolora");
 	moe_experts_destroy(l);
 	check_gradients(e, &f, w);
@@ -316,14 +261,14 @@ static void ways(int parts)
 	struct moe_engine *e = layer_engine(2, parts);
 
 	for (int i = 0; i < 4; i++) {
-		struct way w = { i & 1 ? MOE_ACTIVATIONS_RECOMPUTE : MOE_ACTIVATIONS_RETAIN, i > 1 };
+		struct way w = way_at(i);
 
 		if (!table_takes((size_t)i + (parts > 1 ? 1 : 0), 4))
 			continue;
 
-		CHECK(run_folder(e, moe_test_path("tests/fixtures/golden"), w) >= 8);
+		CHECK(run_folder(e, moe_test_path("tests/fixtures/golden"), w) >= 15);
 		if (shared)
-			CHECK(run_folder(e, shared, w) >= 12);
+			CHECK(run_folder(e, shared, w) >= 27);
 		else
 			moe_test_skip("the larger fixtures of ../shared/oracle/golden are not here");
 	}
@@ -338,7 +283,7 @@ static void quantised(int parts)
 	struct moe_engine *e = layer_engine(2, parts);
 
 	for (size_t i = 0; i < 4 * MOE_COUNT(files); i++) {
-		struct way w = { i & 1 ? MOE_ACTIVATIONS_RECOMPUTE : MOE_ACTIVATIONS_RETAIN, i & 2 };
+		struct way w = way_at((int)i);
 		char path[128];
 		const char *at;
 		struct file f;

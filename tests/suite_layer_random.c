@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Random sequences of calls on two layers that share buffers, against a plain single-threaded model
- * of them: each call gives the right numbers or the documented error. A failing sequence is printed
- * by its seed; MOESAIC_TEST_SEED repeats it as the first one.
+ * Random sequences of calls on two layers that share buffers (plain or quantised, with LoRA or
+ * whole, clamped or not), against a plain single-threaded model of them: each call gives the right
+ * numbers or the documented error. A failing sequence is printed by its seed; MOESAIC_TEST_SEED
+ * repeats it as the first one.
  */
 #include "tests/random_layers.h"
 
@@ -68,7 +69,7 @@ static void step_beside(struct layer_model *m, struct moe_engine *e)
 static void step(struct layer_model all[LAYERS], struct moe_engine *e)
 {
 	struct layer_model *m = &all[any(LAYERS)];
-	int which = any(20);
+	int which = any(21);
 
 	if (which < 5)
 		do_forward(m);
@@ -88,6 +89,8 @@ static void step(struct layer_model all[LAYERS], struct moe_engine *e)
 		do_misuse(m);
 	else if (which < 16)
 		step_of_all(all, e);
+	else if (which < 17)
+		do_bad_token(m, e);
 	else
 		step_beside(m, e);
 }

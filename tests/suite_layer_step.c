@@ -457,11 +457,54 @@ static void allocations(void)
 	pair_free(&p);
 }
 
+/* ---- pages ---- */
+
+static int64_t touched(struct moe_expert_layer *l)
+{
+	struct moe_experts_info info = { .struct_size = sizeof info };
+
+	CHECK_OK(moe_experts_get_info(l, &info));
+	CHECK((info.touched_bytes > 0) == (info.touch_seconds > 0));
+	return info.touched_bytes;
+}
+
+/* Whose moments pages are mapped ahead, and that nobody's are who does not use them. */
+static void pages(void)
+{
+	struct moe_engine *e = layer_engine(2, 2);
+	/* a part's matrix takes 2 MiB of f32; smaller arrays lie in the heap */
+	struct moe_experts_params p = { .struct_size = sizeof p,
+					.experts = 2,
+					.experts_per_token = 1,
+					.hidden = 1024,
+					.intermediate = 512,
+					.train_base = 1 };
+	const int64_t matrices = (int64_t)3 * 2 * 1024 * 512 * 4;
+	struct moe_expert_layer *trained = NULL, *frozen = NULL;
+	struct moe_optimizer *o = NULL;
+
+	CHECK_OK(moe_experts_create(e, &p, &trained));
+	CHECK(touched(trained) == matrices);
+	CHECK_OK(moe_optimizer_create(e, &trained, 1, &o));
+	CHECK(touched(trained) == 3 * matrices);
+	moe_optimizer_destroy(o);
+	CHECK_OK(moe_optimizer_create(e, &trained, 1, &o));
+	CHECK(touched(trained) == 3 * matrices);
+	moe_optimizer_destroy(o);
+	p.train_base = 0;
+	CHECK_OK(moe_experts_create(e, &p, &frozen));
+	CHECK(touched(frozen) == 0);
+	moe_experts_destroy(frozen);
+	moe_experts_destroy(trained);
+	CHECK_OK(moe_engine_close(e));
+}
+
 const struct moe_test moe_suite_tests[] = {
 	{ "steps submitted whole", whole },
 	{ "clipping over layers", clipping },
 	{ "gradients that are not finite", not_finite },
 	{ "errors", errors },
 	{ "failing allocations", allocations },
+	{ "pages mapped ahead", pages },
 	{ NULL, NULL },
 };

@@ -334,11 +334,11 @@ static void optimizers_one(void)
 			int at = i < 6 ? i : i - 6;
 
 			/* bound params have what the object computes with */
-			CHECK(layer_error(u[0].param[at], own, n) == 0);
+			CHECK(relative_error_of_floats(u[0].param[at], own, n) == 0);
 			/* first steps are signs of gradients: tiny ones may flip under packed kernels */
-			if (!CHECK(layer_error(u[1].param[at], own, n) <= (table_is_packed() ? 3e-3 : 3e-5)))
+			if (!CHECK(relative_error_of_floats(u[1].param[at], own, n) <= (table_is_packed() ? 3e-3 : 3e-5)))
 				printf("  %s, array %d: %.2e\n", modes[mode], i,
-				       layer_error(u[1].param[at], own, n));
+				       relative_error_of_floats(u[1].param[at], own, n));
 			free(own);
 		}
 		for (int i = 0; i < 2; i++) {

@@ -297,7 +297,7 @@ struct moe_kernels {
 	/* a_gu and down_b from w->u/v and the summed thin gradients w->wg, w->z */
 	void (*expert_lora_grad)(const struct moe_expert *e, struct moe_expert_rows *w,
 				 const struct moe_expert_grad *g, void *scratch);
-	/* base weight gradients */
+	/* gradients of those base weights whose array in g is not NULL */
 	void (*expert_weight_grad)(const struct moe_expert *e, struct moe_expert_rows *w,
 				   const struct moe_expert_grad *g, void *scratch);
 

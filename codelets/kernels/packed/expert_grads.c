@@ -114,8 +114,11 @@ void moe_packed_expert_weight_grad(const struct moe_tiles *t, const struct moe_e
 	struct moe_expert_scratch s = moe_expert_scratch_of(t, e, w, scratch);
 	enum moe_out out = g->first ? MOE_OUT_STREAM : MOE_OUT_ADD;
 
-	weight_gradient(t, e, w, &s, d.H, w->dgate, g->gate, out);
-	weight_gradient(t, e, w, &s, d.H, w->dup, g->up, out);
-	down_gradient(t, w, &s, g->down, out);
+	if (g->gate)
+		weight_gradient(t, e, w, &s, d.H, w->dgate, g->gate, out);
+	if (g->up)
+		weight_gradient(t, e, w, &s, d.H, w->dup, g->up, out);
+	if (g->down)
+		down_gradient(t, w, &s, g->down, out);
 	t->fence();
 }

@@ -344,9 +344,14 @@ void ref_expert_weight_grad(const struct moe_expert *e, struct moe_expert_rows *
 		size_t at = (size_t)i0 * (size_t)I;
 		float beta = g->first && i0 == 0 ? 0 : 1;
 
-		gather_rows(w, w->x, i0, m, rows);
-		ref_gemm_tn(I, H, m, 1, f32(w->dgate) + at, I, rows, H, beta, g->gate, H);
-		ref_gemm_tn(I, H, m, 1, f32(w->dup) + at, I, rows, H, beta, g->up, H);
+		if (g->gate || g->up)
+			gather_rows(w, w->x, i0, m, rows);
+		if (g->gate)
+			ref_gemm_tn(I, H, m, 1, f32(w->dgate) + at, I, rows, H, beta, g->gate, H);
+		if (g->up)
+			ref_gemm_tn(I, H, m, 1, f32(w->dup) + at, I, rows, H, beta, g->up, H);
+		if (!g->down)
+			continue;
 		gather_rows(w, w->grad_out, i0, m, rows);
 		for (int i = 0; i < m; i++)
 			for (int j = 0; j < H; j++)
