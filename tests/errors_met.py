@@ -79,7 +79,8 @@ model/state.c: %s: cannot list
 model/state_files.c: %s: cannot list
 train/train_save.c: %s. Nor was there room
 train/train_setup.c: the output directory %s is not writable""",
-    "a signal at an instant that depends on the machine: test_convert.py": """
+    "a signal at an instant that depends on the machine: test_convert.py, test_newcomer.py": """
+model/merge_shards.c: interrupted
 model/convert.c: interrupted""",
     "printed by moesaic-trace itself: test_trace.py": """
 engine/trace_read.c: not a trace""",
