@@ -71,11 +71,10 @@ enum moe_status moe_run_check_room(struct moe_run *r)
 	return moe_fail(
 		MOE_ERR_NOFIT,
 		"%s: the file system has %s left, this run needs %s: %s %s, %lld checkpoint%s of "
-		"%s at a time. Make "
-		"room, keep fewer (--save-total-limit, --save-steps), or name another --output-dir",
+		"%s at a time. Make room, %sor name another --output-dir",
 		r->p->output_dir, moe_size((int64_t)room).text, moe_size(need).text,
 		r->t->whole ? "the model" : "the adapter", moe_size(result).text, (long long)n,
-		n == 1 ? "" : "s", moe_size(state).text);
+		n == 1 ? "" : "s", moe_size(state).text, n ? "keep fewer (--save-total-limit, --save-steps), " : "");
 }
 
 enum moe_status moe_run_check_state_room(struct moe_run *r)
