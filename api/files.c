@@ -91,6 +91,11 @@ enum moe_status moe_convert_model(const struct moe_convert_model_params *p,
 				(long long)p->max_shard_bytes, p->threads);
 	if (!strcmp(p->weights, "keep"))
 		return moe_fail(MOE_ERR_ARG, "weights \"keep\" converts nothing: name a format");
+	if (p->kt_parts < 0 || p->kt_parts > 64)
+		return moe_fail(MOE_ERR_ARG, "kt_parts %d: 1 to 64 are possible, 0 is 1", p->kt_parts);
+	if ((p->kt_parts || p->kt_backward) && strncmp(p->weights, "kt-", 3))
+		return moe_fail(MOE_ERR_ARG, "weights \"%s\": kt_parts and kt_backward are for \"kt-int8\" and \"kt-int4\"",
+				p->weights);
 	MOE_TRY(moe_kernels_choose(NULL, &kernels));
 	moe_coders_use(kernels->coders);
 	return moe_convert_model_run(p, NULL, NULL, result ? result : &own);

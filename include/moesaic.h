@@ -1074,7 +1074,8 @@ MOE_API enum moe_status moe_convert_adapter(const struct moe_convert_params *par
 struct moe_convert_model_params {
 	size_t struct_size;
 	const char *in, *out;	 /* folders, in also a GGUF file; out must not exist, or be empty */
-	/* "int8", "int4", "fp8", "mxfp4", "gptq", "awq", "bf16", "f16", "f32"; of GGUF and kt_weights also "nearest" */
+	/* "int8", "int4", "fp8", "mxfp4", "gptq", "awq", "bf16", "f16", "f32"; of GGUF and kt_weights also "nearest".
+	   "kt-int8", "kt-int4": the experts alone, as kt-kernel's files */
 	const char *weights;
 	const char *layers;	 /* what is quantised: "experts", "linear" (all projections); NULL: what
 				    checkpoints of the format have (fp8: linear, others: experts) */
@@ -1083,12 +1084,14 @@ struct moe_convert_model_params {
 	moe_work_fn progress;
 	void *user;
 	const char *kt_weights; /* folder of kt-kernel's INT8 or INT4 files: its experts are converted, not in's; or NULL */
+	int kt_parts;		/* of "kt-int8", "kt-int4": the NUMA parts that kt-kernel will run with, 0: 1 */
+	int kt_backward;	/* nonzero: also the backward weights (each matrix transposed, quantised again) */
 };
 struct moe_convert_model_result {
 	size_t struct_size;
 	int64_t tensors, converted; /* matrices, those of fused experts one by one */
 	int64_t kept;		    /* of these: whose codes were taken over as they were */
-	int64_t shards, resumed;    /* files; those that an earlier call had finished */
+	int64_t shards, resumed;    /* files (kt: layers); those that an earlier call had finished */
 	int64_t bytes_in, bytes;    /* of all tensors, before and after */
 	/* ||new - old|| / ||old||, of what this call converted: all of it, and the worst matrix */
 	double error, worst_error;

@@ -27,7 +27,7 @@ train/batches.c: a micro-batch of
 api/model.c: %d slots of
 api/model_shape.c: router
 api/model_shape.c: %d heads over
-model/readers/safetensors.c: %s: weights of experts were put
+model/readers/safetensors_table.c: %s: weights of experts were put
 model/rewrite_coded.c: %s: the base's codes
 model/rewrite_coded.c: %s: there is no writer
 model/readers/kt.c: %s: layer %d has no experts

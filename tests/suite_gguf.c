@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GGUF files with hand-made blocks: what each type decodes to, how it is read, and what malformed
  * files are told. */
+#include "tests/gguf_bytes.h"
 #include "tests/harness.h"
 
 #include "model/arch.h"
@@ -9,41 +10,6 @@
 
 #include <math.h>
 #include <stdio.h>
-
-/* A file that is put together. */
-struct file {
-	uint8_t bytes[1 << 16];
-	size_t n;
-};
-
-static void put(struct file *f, const void *data, size_t n)
-{
-	memcpy(f->bytes + f->n, data, n);
-	f->n += n;
-}
-
-static void put32(struct file *f, uint32_t v)
-{
-	put(f, &v, 4);
-}
-
-static void put64(struct file *f, uint64_t v)
-{
-	put(f, &v, 8);
-}
-
-static void put_text(struct file *f, const char *text)
-{
-	put64(f, strlen(text));
-	put(f, text, strlen(text));
-}
-
-static void put_key32(struct file *f, const char *key, uint32_t v)
-{
-	put_text(f, key);
-	put32(f, 4);
-	put32(f, v);
-}
 
 #define H 256
 #define N_TENSORS 14
@@ -75,11 +41,11 @@ struct plan {
 	uint32_t version, type, ndim;
 	uint64_t more_tensors, more_keys, offset;
 	const char *name, *arch;
-	const struct file *key, *tensor; /* one more of each, before those that are always there */
+	const struct gguf_bytes *key, *tensor; /* one more of each, before those that are always there */
 };
 
 /* blocks: of the last matrix, all experts. The others are F16 zeros. */
-static void make(struct file *f, const struct plan *p, const void *blocks, size_t bytes)
+static void make(struct gguf_bytes *f, const struct plan *p, const void *blocks, size_t bytes)
 {
 	static const char *const keys[] = { "block_count",	    "context_length",
 					    "embedding_length",	    "attention.head_count",
@@ -87,7 +53,6 @@ static void make(struct file *f, const struct plan *p, const void *blocks, size_
 					    "expert_count",	    "expert_used_count" };
 	static const uint32_t values[] = { 1, 64, H, 1, 2, 2, 2, 1 };
 	uint64_t at = 0;
-	float eps = 1e-6f;
 	char key[64];
 
 	f->n = 0;
@@ -97,16 +62,12 @@ static void make(struct file *f, const struct plan *p, const void *blocks, size_
 	put64(f, 2 + MOE_COUNT(keys) + p->more_keys + (p->key != NULL));
 	if (p->key)
 		put(f, p->key->bytes, p->key->n);
-	put_text(f, "general.architecture");
-	put32(f, 8);
-	put_text(f, p->arch ? p->arch : "qwen3moe");
+	put_key_text(f, "general.architecture", p->arch ? p->arch : "qwen3moe");
 	for (size_t i = 0; i < MOE_COUNT(keys); i++) {
 		snprintf(key, sizeof key, "qwen3moe.%s", keys[i]);
 		put_key32(f, key, values[i]);
 	}
-	put_text(f, "qwen3moe.attention.layer_norm_rms_epsilon");
-	put32(f, 6);
-	put(f, &eps, 4);
+	put_key_float(f, "qwen3moe.attention.layer_norm_rms_epsilon", 1e-6f);
 	if (p->tensor)
 		put(f, p->tensor->bytes, p->tensor->n);
 	for (int i = 0; i < N_TENSORS; i++) {
@@ -130,7 +91,7 @@ static void make(struct file *f, const struct plan *p, const void *blocks, size_
 
 static const char *dir;
 
-static const char *write_file(const struct file *f, size_t n)
+static const char *write_file(const struct gguf_bytes *f, size_t n)
 {
 	static char path[512];
 
@@ -140,7 +101,7 @@ static const char *write_file(const struct file *f, size_t n)
 }
 
 /* Expert e's gate: what it means, and what it is read as. */
-static void read_gate(const struct file *f, int e, float *meant, float *as,
+static void read_gate(const struct gguf_bytes *f, int e, float *meant, float *as,
 		      struct moe_coding *coding)
 {
 	struct moe_safetensors *st = NULL;
@@ -169,7 +130,7 @@ static void put_half(uint8_t *at, float v)
 static void check_exact(const struct plan *p, const uint8_t *blocks, size_t bytes,
 			const float *want, int bits, int64_t group)
 {
-	static struct file f;
+	static struct gguf_bytes f;
 	struct moe_coding coding;
 	float meant[H], as[H];
 
@@ -229,7 +190,7 @@ static void test_q6_k(void)
 static void check_near(const struct plan *p, const uint8_t *blocks, size_t bytes, const float *want,
 		       const float *d)
 {
-	static struct file f;
+	static struct gguf_bytes f;
 	struct moe_coding coding;
 	float meant[H], as[H];
 
@@ -287,7 +248,7 @@ static void test_q4_1_and_q4_k(void)
 
 /* ---- malformed ---- */
 
-static void check_refused(const struct file *f, size_t n, enum moe_status want, const char *text)
+static void check_refused(const struct gguf_bytes *f, size_t n, enum moe_status want, const char *text)
 {
 	struct moe_safetensors *st = NULL;
 	enum moe_status got = moe_safetensors_open(write_file(f, n), &st);
@@ -303,7 +264,7 @@ static void check_refused(const struct file *f, size_t n, enum moe_status want, 
 
 static void test_malformed(void)
 {
-	static struct file f;
+	static struct gguf_bytes f;
 	static const uint8_t blocks[16 * 34];
 	static const struct {
 		struct plan plan;
@@ -356,7 +317,7 @@ static void test_malformed(void)
 enum { U32 = 4, F32 = 6, ARRAY = 9, U64 = 10 }; /* of values */
 
 /* Puts `with` of the same length in the place of a name, or changes 4 bytes that far behind it. */
-static void spoil(struct file *f, const char *name, const char *with, size_t behind, uint32_t value)
+static void spoil(struct gguf_bytes *f, const char *name, const char *with, size_t behind, uint32_t value)
 {
 	size_t n = strlen(name);
 
@@ -374,7 +335,7 @@ static void spoil(struct file *f, const char *name, const char *with, size_t beh
 
 static void test_spoilt(void)
 {
-	static struct file f;
+	static struct gguf_bytes f;
 	static const uint8_t blocks[16 * 34];
 	static const struct {
 		const char *name, *with; /* or, with NULL: */
@@ -413,7 +374,7 @@ static void test_spoilt(void)
 
 static void test_spoilt_keys(void)
 {
-	static struct file f, key;
+	static struct gguf_bytes f, key;
 	static const uint8_t blocks[16 * 34];
 	static const struct {
 		const char *name;
@@ -447,7 +408,7 @@ static void test_spoilt_keys(void)
 
 static void test_spoilt_tensors(void)
 {
-	static struct file f, tensor;
+	static struct gguf_bytes f, tensor;
 	static const uint8_t blocks[16 * 34];
 	static const struct {
 		const char *name;
@@ -472,7 +433,7 @@ static void test_spoilt_tensors(void)
 
 static void test_config(void)
 {
-	static struct file f;
+	static struct gguf_bytes f;
 	static const uint8_t blocks[16 * 34];
 	static struct moe_arch arch;
 

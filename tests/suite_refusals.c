@@ -585,9 +585,17 @@ FILES(weights_unsized, w, moe_convert_model, struct_size = 8)
 FILES(weights_nothing, w, moe_convert_model, weights = NULL)
 FILES(weights_threads, w, moe_convert_model, threads = -1)
 FILES(weights_keep, w, moe_convert_model, weights = "keep")
+FILES(weights_parts, w, moe_convert_model, kt_parts = 65)
+FILES(weights_no_parts, w, moe_convert_model, kt_parts = 2)
 FILES(weights_unknown, w, moe_convert_model, weights = "int3")
 FILES(weights_layers, w, moe_convert_model, layers = "attention")
 
+CALL(weights_kt_layers)
+{
+	r->w.weights = "kt-int8";
+	r->w.layers = "linear";
+	return moe_convert_model(&r->w, NULL);
+}
 CALL(merge_result_unsized)
 {
 	struct moe_merge_result result = { .struct_size = 8 };
@@ -671,6 +679,9 @@ static const struct row files[] = {
 	{ weights_nothing, MOE_ERR_ARG, "in, out or weights is NULL" },
 	{ weights_threads, MOE_ERR_ARG, "threads -1; none may be negative" },
 	{ weights_keep, MOE_ERR_ARG, "converts nothing: name a format" },
+	{ weights_parts, MOE_ERR_ARG, "kt_parts 65: 1 to 64 are possible" },
+	{ weights_no_parts, MOE_ERR_ARG, "weights \"int8\": kt_parts and kt_backward are for \"kt-int8\"" },
+	{ weights_kt_layers, MOE_ERR_ARG, "weights \"kt-int8\" are experts: layers \"linear\" is not possible" },
 	{ weights_unknown, MOE_ERR_ARG, "weights \"int3\": int8, int4" },
 	{ weights_layers, MOE_ERR_ARG, "layers \"attention\": experts and linear" },
 	{ inspect_nothing, MOE_ERR_ARG, "path or json is NULL" },

@@ -143,6 +143,21 @@ class Tensors(Case):
         self.checkpoint(config={"num_experts": 60000})
         self.refuse(["estimate", "--model", self.m], "60000 experts; 1 to")
 
+    def kt(self, change, *parts, flags=()):
+        self.checkpoint(change)
+        self.refuse(["convert", self.m, self.path("kt"), "--weights", "kt-int8", "--quiet", *flags], *parts)
+        self.assertFalse(os.path.exists(self.path("kt")))
+
+    def test_what_kt_files_cannot_hold(self):
+        name, down = EXPERT.format(0, 1, "up_proj") + ".weight", EXPERT.format(1, 3, "down_proj") + ".weight"
+        self.kt(None, "experts of 64 rows of gate cannot be cut into 3 parts", flags=["--kt-parts", 3])
+        self.kt(None, "a part of gate would be [16, 128]; kt packs rows by 32", "fewer parts", flags=["--kt-parts", 4])
+        self.kt(lambda a: a.pop(name), "layer 0: expert 1 has no up, or two")
+        self.kt(lambda a: a.update({name: values("BF16", 32, 128)}), name, "kt's experts are of one size")
+        self.kt(lambda a: [a.pop(EXPERT.format(1, 3, w) + ".weight") for w in ("gate_proj", "up_proj", "down_proj")], "layer 1 has fewer experts")
+        self.kt(lambda a: a.update({down.replace("down_proj", "side_proj"): a[down]}), "is not gate, up or down of a layer's experts")
+        self.kt(lambda a: a.update({name: ("BF16", [64, 128], bytes([0xC0, 0x7F]) * 64 * 128)}), "a weight is not finite")
+
     def test_folders_of_conversions(self):
         self.checkpoint()
         os.mkdir(self.path("here"))

@@ -341,7 +341,7 @@ class Refused(KtCase):
 
     def test_inspecting(self):
         names = {"blk.99999.ffn_gate_exps.0.numa.0.weight": "blk.99999.ffn_gate_exps.0.numa.0.weight: at most",
-                 "blk.0.ffn_gate_exps.0.numa.0.weight": "layer 0 has no scales of gate and down of its first expert"}  # fmt: skip
+                 "blk.0.ffn_gate_exps.0.numa.0.weight": "layer 0 has no sizes of gate and down of its first expert"}  # fmt: skip
         for name, said in names.items():
             os.makedirs(self.path("kt"), exist_ok=True)
             save_tensors(self.path("kt/model.safetensors"), {name: ("I8", [64], bytes(64))}, {})
