@@ -2,10 +2,13 @@
 """Weight folders that kt-kernel wrote, read here, beside the weights that it was given; and folders of ours, read by kt-kernel."""
 
 import glob
+import importlib
+import importlib.util
 import os
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 
 import numpy as np
@@ -114,7 +117,7 @@ class KtKernel(unittest.TestCase):
                 else:  # a weight between two codes may become either
                     wrong = np.abs(a.astype(int) - b.astype(int))
                     self.assertLessEqual(wrong.max(), 1, name)
-                    self.assertLess((wrong > 0).mean(), 1e-3, name)
+                    self.assertLess((wrong > 0).mean(), 2e-3, name)
 
     def run_kt(self, folder, bits, parts):
         out = folder + ".npz"
@@ -151,11 +154,12 @@ class KtKernel(unittest.TestCase):
 
     def test_manifest(self):
         """kt-kernel's own check of a folder of INT8 weights, checksums included."""
-        from kt_kernel.sft.weight_manifest import validate_persistent_int8_weights
-
-        folder = self.convert("kt-int8", 2)
-        found = validate_persistent_int8_weights(folder, layer_indices=range(LAYERS), numa_count=2, expert_num=EXPERTS,
-                                                 hidden_size=HIDDEN, intermediate_size=INNER, verify_hashes=True)  # fmt: skip
+        package = types.ModuleType("kt_sft")  # its own __init__ wants packages that this needs nothing of
+        package.__path__ = [os.path.join(os.path.dirname(importlib.util.find_spec("kt_kernel").origin), "sft")]
+        sys.modules["kt_sft"] = package
+        validate = importlib.import_module("kt_sft.weight_manifest").validate_persistent_int8_weights
+        found = validate(self.convert("kt-int8", 2), layer_indices=range(LAYERS), numa_count=2, expert_num=EXPERTS,
+                         hidden_size=HIDDEN, intermediate_size=INNER, verify_hashes=True)  # fmt: skip
         self.assertEqual((found.schema_version, found.file_count), (2, LAYERS * 2 * EXPERTS * 3 * 2))
 
 
