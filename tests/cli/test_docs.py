@@ -22,6 +22,7 @@ ELSEWHERE = {
     "PATH=": "test_readme.py",
     "moesaic convert MODEL OUT --kt-weights": "kt-kernel's files: scripts/kt-tests",
     "moesaic inspect DIR": "the same",
+    "moesaic convert MODEL KT": "kt-kernel's files: test_convert_kt.py",
 }
 DESIGNED = ("engine/sched/",)  # docs/add-policy.md: not built
 README_BLOCK = "ckpt/qwen3moe"  # test_readme.py
@@ -56,7 +57,7 @@ def plain(command):
     command = re.sub(r"\s+# .*", "", command).replace("train ...", "train --config /path/to/adapter/run.yaml --output-dir out").replace("...", "")
     command = command.replace("[", "").replace("]", "")
     if "sqlite3" not in command:
-        command = re.sub(r"([A-Za-z0-9]+)(\|[A-Za-z0-9]*)+", r"\1", command)
+        command = re.sub(r"([A-Za-z0-9-]+)(\|[A-Za-z0-9-]*)+", r"\1", command)
     return command.replace("/path/to/", "")
 
 
