@@ -881,8 +881,12 @@ struct moe_trainer_params {
 	int64_t max_steps; /* 0: by epochs */
 	int keep_order;	   /* packs in file order instead of shuffled by seed and epoch */
 	uint64_t seed;
-	/* 0: 1, each epoch, never, 2; eval_steps -1: no evaluation at all, save_steps -1: each epoch */
-	int logging_steps, eval_steps, save_steps, save_total_limit;
+	/*
+	 * Every so many steps; between 0 and 1: every so large a share of all steps, rounded up. 0: each step, each epoch,
+	 * never. -1: logged each epoch, no evaluation at all, saved each epoch. logging_steps -2: no line but of evaluations.
+	 */
+	double logging_steps, eval_steps, save_steps;
+	int save_total_limit; /* 0: 2 */
 	double max_hours;	  /* 0: no limit */
 	int skip_non_finite;	  /* skip the update instead of stopping with MOE_ERR_DIVERGED */
 	/* a checkpoint or a line of the log that cannot be written is a warning; the results at the end are not */
@@ -897,6 +901,9 @@ struct moe_trainer_params {
 	int log_first;	   /* step 1 is logged whatever logging_steps */
 	int eval_at_start; /* evaluated before the first step too: logged as step 0, never the best */
 	double eval_delay; /* no evaluation before so many steps, or epochs where eval_steps is 0; the last is done */
+	int drop_last;	   /* with batch_size: without the last micro-batch of an epoch, where it has fewer packs */
+	int order_seeded;  /* the order of the packs follows order_seed instead of seed */
+	uint64_t order_seed;
 };
 
 enum moe_train_event_type { MOE_TRAIN_STEP, MOE_TRAIN_EVAL, MOE_TRAIN_SAVED, MOE_TRAIN_WARNING };
@@ -916,6 +923,7 @@ struct moe_train_event {
 	enum moe_idle_cause idle_cause; /* the largest, and its share of the workers' time */
 	double idle_cause_share;
 	const char *text; /* path of what was saved, or a warning */
+	int logged;	  /* of a step: trainer_log.jsonl has a line of it */
 };
 /* Called in the training thread. Nonzero: save and stop with MOE_ERR_INTERRUPTED. */
 typedef int (*moe_train_fn)(const struct moe_train_event *event, void *user);
