@@ -301,68 +301,6 @@ static void test_fixtures(void)
 	each_table(check_fixtures);
 }
 
-/* ---- the same bits ---- */
-
-static struct copy trained_bits(const char *dir, enum moe_method method, enum moe_masters masters,
-				int workers, const char *policy, enum moe_recompute recompute)
-{
-	struct moe_engine *e = open_engine(workers, 2, policy);
-	struct moe_model_params p = { .struct_size = sizeof p,
-				      .dir = dir,
-				      .max_tokens = 100,
-				      .slots = 2,
-				      .lora_rank = 4,
-				      .seed = 1,
-				      .method = method,
-				      .masters = masters,
-				      .backward_weights = "direct",
-				      .recompute = recompute };
-	struct run r = { .lr = 1e-2, .weight_decay = 0.1, .max_norm = 1 };
-	struct copy c = { 0 };
-	struct data d;
-
-	OK(moe_model_open(e, &p, &r.m));
-	make_data(&d, r.m->arch.vocab, 11);
-	add_data(&r, &d);
-	for (int i = 0; i < (moe_test_threads_only() ? 2 : 3); i++)
-		step(&r, true);
-	each_tensor(r.m, add_copy, &c);
-	free_run(&r);
-	moe_model_close(r.m);
-	OK(moe_engine_close(e));
-	return c;
-}
-
-static void compare_bits(const char *dir, enum moe_method method, enum moe_masters masters)
-{
-	struct copy a =
-		trained_bits(moe_test_path(dir), method, masters, 2, NULL, MOE_RECOMPUTE_NEVER);
-	struct copy b =
-		trained_bits(moe_test_path(dir), method, masters, 1, "eager", MOE_RECOMPUTE_NEVER);
-	struct copy c =
-		trained_bits(moe_test_path(dir), method, masters, 3, "dmdas", MOE_RECOMPUTE_ALWAYS);
-
-	CU_ASSERT(a.n > 0 && a.n == b.n && a.n == c.n);
-	CU_ASSERT_EQUAL(memcmp(a.v, b.v, (size_t)a.n * sizeof *a.v), 0);
-	CU_ASSERT_EQUAL(memcmp(a.v, c.v, (size_t)a.n * sizeof *a.v), 0);
-	free(a.v), free(b.v), free(c.v);
-}
-
-static void check_bits(void)
-{
-	for (int i = 0; i < 4; i++)
-		if (moe_test_threads_only() ? table_is_packed() && i < 3 : best_table_takes((size_t)i, 4))
-			compare_bits(i % 2 ? "tests/fixtures/full/qwen3_moe"
-					   : "tests/fixtures/full/qwen2_moe",
-				     i == 2 ? MOE_METHOD_HYBRID : MOE_METHOD_FULL,
-				     i % 2 ? MOE_MASTERS_BF16 : MOE_MASTERS_F32);
-}
-
-static void test_bits(void)
-{
-	each_table(check_bits);
-}
-
 /* ---- the shared expert of a block ---- */
 
 #define H 24
@@ -565,7 +503,6 @@ static void test_rounding(void)
 const struct moe_test moe_suite_tests[] = {
 	{ "gradients of every weight against differences", test_gradients },
 	{ "five steps beside PyTorch", test_fixtures },
-	{ "the same bits for every worker count, policy and recomputation", test_bits },
 	{ "a block's shared expert", test_shared },
 	{ "stochastic rounding", test_rounding },
 	{ "first touch of gradients and moments", test_touch },

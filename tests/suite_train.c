@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The training loop on the shipped checkpoint: resuming, being killed, diverging, order. */
-#include "tests/harness.h"
+#include "tests/train_check.h"
 
-#include "engine/base.h"
-#include "model/file.h"
-#include "model/readers/safetensors.h"
-#include "model/readers/safetensors_writer.h"
 #include "train/batches.h"
 
 #include <fcntl.h>
@@ -13,125 +9,12 @@
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/resource.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 const char moe_suite_name[] = "train";
 
-#define DOCS 24
-#define VOCAB 2048
-
-/* A token file of random documents, two to a pack, trained from their third token on. */
-static const char *token_file(const char *name)
-{
-	static char path[4096];
-	int32_t ids[DOCS * 40], labels[DOCS * 40];
-	int64_t docs[DOCS + 1] = { 0 }, packs[DOCS / 2 + 1], n = 0;
-	unsigned long seed = moe_test_seed();
-	struct moe_st_meta meta[] = { { "format", "moesaic-tokens-1" }, { "hash", "test" } };
-
-	for (int d = 0; d < DOCS; d++) {
-		int len = 5 + (int)((seed = seed * 6364136223846793005ul + 1442695040888963407ul) >>
-				    33) %
-				      30;
-
-		for (int i = 0; i < len; i++, n++) {
-			ids[n] = (int32_t)((seed = seed * 6364136223846793005ul + 1) >> 33) % VOCAB;
-			labels[n] = i < 2 ? -100 : ids[n];
-		}
-		docs[d + 1] = n;
-	}
-	for (int p = 0; p <= DOCS / 2; p++)
-		packs[p] = 2 * p;
-	struct moe_st_item items[] = {
-		{ .name = "input_ids", .dtype = MOE_I32, .ndim = 1, .shape = { n }, .data = ids },
-		{ .name = "labels", .dtype = MOE_I32, .ndim = 1, .shape = { n }, .data = labels },
-		{ .name = "doc_offsets",
-		  .dtype = MOE_I64,
-		  .ndim = 1,
-		  .shape = { DOCS + 1 },
-		  .data = docs },
-		{ .name = "pack_offsets",
-		  .dtype = MOE_I64,
-		  .ndim = 1,
-		  .shape = { DOCS / 2 + 1 },
-		  .data = packs },
-	};
-	snprintf(path, sizeof path, "%s/%s", moe_test_dir(), name);
-	CU_ASSERT_EQUAL_FATAL(moe_safetensors_write(path, items, 4, meta, 2), MOE_OK);
-	return path;
-}
-
-static const char *out_dir(const char *name)
-{
-	static char ring[4][4096];
-	static int next;
-	char *buf = ring[next++ % 4];
-
-	snprintf(buf, 4096, "%s/%s", moe_test_dir(), name);
-	return buf;
-}
-
-struct stop {
-	int64_t at;
-	double losses[64];
-	int64_t seen, warnings;
-};
-
-static int on_event(const struct moe_train_event *e, void *user)
-{
-	struct stop *s = user;
-
-	s->warnings += e->type == MOE_TRAIN_WARNING;
-	if (e->type == MOE_TRAIN_STEP) {
-		if (e->step <= 64)
-			s->losses[e->step - 1] = e->loss;
-		s->seen = e->step;
-	}
-	return s->at && e->type == MOE_TRAIN_STEP && e->step >= s->at;
-}
-
-static enum moe_status train(struct moe_trainer_params *p, int workers, const char *policy,
-			     struct stop *s, struct moe_train_result *r)
-{
-	struct moe_engine_params ep = { .struct_size = sizeof ep,
-					.workers = workers,
-					.policy = policy };
-	struct moe_model_params mp = { .struct_size = sizeof mp,
-				       .lora_rank = 4,
-				       .seed = 7,
-				       .dir = moe_test_path("tests/fixtures/ckpt/qwen3moe"),
-				       .max_tokens = 64 };
-	struct moe_engine *engine;
-	struct moe_model *model;
-	enum moe_status st = moe_engine_open(&ep, &engine);
-
-	if (st != MOE_OK)
-		return st;
-	st = moe_model_open(engine, &mp, &model);
-	if (st == MOE_OK) {
-		st = moe_train(model, p, on_event, s, r);
-		moe_model_close(model);
-	}
-	CU_ASSERT_EQUAL(moe_engine_close(engine), MOE_OK);
-	return st;
-}
-
-static struct moe_trainer_params params(const char *data, const char *out)
-{
-	return (struct moe_trainer_params){ .struct_size = sizeof(struct moe_trainer_params),
-					    .data = data,
-					    .output_dir = out,
-					    .learning_rate = 2e-3,
-					    .max_grad_norm = 1,
-					    .batch_size = 1,
-					    .accumulation = 2,
-					    .seed = 3,
-					    .warmup_ratio = 0.1,
-					    .weight_decay = 0.01 };
-}
+#define CUT_BOUND 1e-4
 
 static bool same_adapter(const char *a, const char *b)
 {
@@ -481,6 +364,75 @@ static void order(void)
 	moe_tokens_close(t);
 }
 
+/* ---- what the loop tells the graph ---- */
+
+/* Losses of the first steps with dropout, a step being `accumulation` micro-batches of 2 /
+ * accumulation packs. */
+static void losses_cut(int accumulation, struct stop *s)
+{
+	struct moe_trainer_params p = params(token_file("cut.safetensors"), out_dir("cut"));
+	struct moe_train_result r = { .struct_size = sizeof r };
+
+	p.batch_size = 2 / accumulation;
+	p.accumulation = accumulation;
+	p.keep_order = 1;
+	p.learning_rate = 2e-2;
+	p.warmup_ratio = 0;
+	p.max_steps = 4;
+	p.overwrite = 1;
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, s, &r), MOE_OK);
+}
+
+/* A mask is of a token's position in the step, in whatever micro-batch it comes. */
+static void dropout_of_cuts(void)
+{
+	struct stop whole = { 0 }, cut = { 0 };
+
+	lora_dropout = .4;
+	losses_cut(1, &whole);
+	losses_cut(2, &cut);
+	lora_dropout = 0;
+	for (int i = 0; i < 4; i++) {
+		double off = fabs(whole.losses[i] - cut.losses[i]) / whole.losses[i];
+
+		CU_ASSERT(off < CUT_BOUND);
+		printf("  step %d: %.6f, %.1e apart\n", i + 1, whole.losses[i], off);
+	}
+}
+
+/* AdamW's first step moves every number by the learning rate, whatever its gradient: B starts at 0.
+ */
+static void first_step(void)
+{
+	const char *out = out_dir("first");
+	struct moe_trainer_params p = params(token_file("first.safetensors"), out);
+	struct moe_train_result r = { .struct_size = sizeof r };
+	struct moe_safetensors *st;
+	struct stop s = { 0 };
+	char path[4200];
+	float most = 0;
+
+	p.warmup_ratio = 0;
+	p.schedule = "constant";
+	p.max_steps = 1;
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, &r), MOE_OK);
+	snprintf(path, sizeof path, "%s/adapter_model.safetensors", out);
+	CU_ASSERT_EQUAL_FATAL(moe_safetensors_open(path, &st), MOE_OK);
+	for (size_t i = 0; i < moe_safetensors_count(st); i++) {
+		const struct moe_st_tensor *t = moe_safetensors_at(st, i);
+		int64_t n = moe_shape_count(t->ndim, t->shape);
+		float v;
+
+		for (int64_t j = 0; strstr(t->name, "lora_B") && j < n; j++) {
+			moe_to_f32(&v, (const char *)t->data + (size_t)j * moe_dtype_size(t->dtype),
+				   t->dtype, 1);
+			most = fmaxf(most, fabsf(v));
+		}
+	}
+	moe_safetensors_close(st);
+	CU_ASSERT_DOUBLE_EQUAL((double)most, p.learning_rate, 1e-2 * p.learning_rate);
+}
+
 const struct moe_test moe_suite_tests[] = {
 	{ "killed at random instants, then finished",
 	  killed }, /* first: forks before StarPU runs here */
@@ -493,5 +445,7 @@ const struct moe_test moe_suite_tests[] = {
 	{ "refusals", refusals },
 	{ "diverging", diverges },
 	{ "steps left out", skips },
+	{ "dropout however a step is cut", dropout_of_cuts },
+	{ "the first step's size", first_step },
 	{ NULL, NULL },
 };
