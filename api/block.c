@@ -14,7 +14,7 @@ static enum moe_status check_params(const struct moe_block_params *p)
 	if (!p || p->struct_size < sizeof *p)
 		return moe_fail(MOE_ERR_ARG, "block params: struct_size is not set");
 	if (p->hidden < 1 || p->intermediate < 1 || p->experts < 1)
-		return moe_fail(MOE_ERR_ARG, "block of hidden %d, intermediate %d, %d experts",
+		return moe_fail(MOE_ERR_ARG, "block of hidden %d, intermediate %d, %d experts; positive sizes are possible",
 				p->hidden, p->intermediate, p->experts);
 	if (p->experts > MOE_MAX_EXPERTS)
 		return moe_fail(MOE_ERR_ARG, "%d experts; at most %d are possible", p->experts,
@@ -24,7 +24,10 @@ static enum moe_status check_params(const struct moe_block_params *p)
 				p->experts_per_token, MOE_MAX_EXPERTS);
 	if (p->lora_rank < 0 || p->shared_intermediate < 0 || p->expected_tokens < 0 ||
 	    p->group_size < 0 || p->slices_i < 0 || p->slices_h < 0)
-		return moe_fail(MOE_ERR_ARG, "block params: a size is negative");
+		return moe_fail(MOE_ERR_ARG,
+				"block params: lora_rank %d, shared_intermediate %d, expected_tokens %d, group_size %d, slices %d and %d; "
+				"none may be negative",
+				p->lora_rank, p->shared_intermediate, p->expected_tokens, p->group_size, p->slices_i, p->slices_h);
 	widest = MOE_MAX(MOE_MAX(p->lora_rank, p->shared_intermediate), p->hidden);
 	if (24.0 * p->experts * p->intermediate * p->hidden > MOE_MAX_BYTES ||
 	    24.0 * p->experts * MOE_MAX(p->intermediate, p->hidden) * p->lora_rank > MOE_MAX_BYTES ||

@@ -13,7 +13,7 @@ enum moe_status moe_block_check_format(const struct moe_block_params *p)
 	if (!moe_format_find(p->weight_format))
 		return moe_fail(MOE_ERR_ARG, "unknown weight_format \"%s\"", p->weight_format);
 	if (p->weight_group < 0)
-		return moe_fail(MOE_ERR_ARG, "weight_group is %d", p->weight_group);
+		return moe_fail(MOE_ERR_ARG, "weight_group is %d; 0 (the format's own) or more is possible", p->weight_group);
 	if (p->base_gradients || p->train_base)
 		return moe_fail(MOE_ERR_UNSUPPORTED,
 				"weights in format %s are frozen: base_gradients and train_base "

@@ -177,7 +177,9 @@ enum moe_status moe_estimate(const struct moe_estimate_params *p, struct moe_est
 		return moe_fail(MOE_ERR_ARG, "estimate: struct_size and a model are needed");
 	if (p->parts < 0 || p->workers < 0 || p->tokens < 0 || p->micro_batches < 0 ||
 	    p->document_tokens < 0)
-		return moe_fail(MOE_ERR_ARG, "estimate: a parameter is negative");
+		return moe_fail(MOE_ERR_ARG,
+				"estimate: parts %d, workers %d, tokens %d, micro_batches %d, document_tokens %d; none may be negative",
+				p->parts, p->workers, p->tokens, p->micro_batches, p->document_tokens);
 	*out = (struct moe_estimate){ .struct_size = sizeof *out };
 	parts = out->parts = p->parts ? p->parts : 1;
 	workers = p->workers ? p->workers : parts;

@@ -80,7 +80,7 @@ static enum moe_status put(struct moe_expert_layer *l, const struct moe_array *o
 					"a checkpoint's output is cached still: no backward has used it"));
 	st = moe_check_float_matrix("out", out, -1, l->layer.H);
 	if (st == MOE_OK && out->shape[0] > INT32_MAX)
-		st = moe_fail(MOE_ERR_ARG, "out has %lld rows", (long long)out->shape[0]);
+		st = moe_fail(MOE_ERR_ARG, "out has %lld rows; at most %d fit", (long long)out->shape[0], INT32_MAX);
 	if (st != MOE_OK)
 		return fail(l, st);
 	if (out->shape[0] > l->checkpoint_capacity) {

@@ -20,7 +20,7 @@ enum moe_status moe_merge(const struct moe_merge_params *params, struct moe_merg
 	if (!params->model || !params->adapter || !params->output_dir)
 		return moe_fail(MOE_ERR_ARG, "merge params: model, adapter or output_dir is NULL");
 	if (params->max_shard_bytes < 0)
-		return moe_fail(MOE_ERR_ARG, "max_shard_bytes is %lld",
+		return moe_fail(MOE_ERR_ARG, "max_shard_bytes is %lld; 0 (no limit) or more is possible",
 				(long long)params->max_shard_bytes);
 	return moe_merge_run(params, result ? result : &own);
 }
@@ -87,10 +87,15 @@ enum moe_status moe_convert_model(const struct moe_convert_model_params *p,
 	if (!p->in || !p->out || !p->weights)
 		return moe_fail(MOE_ERR_ARG, "convert params: in, out or weights is NULL");
 	if (p->max_shard_bytes < 0 || p->threads < 0)
-		return moe_fail(MOE_ERR_ARG, "convert params: max_shard_bytes %lld, threads %d",
+		return moe_fail(MOE_ERR_ARG, "convert params: max_shard_bytes %lld, threads %d; none may be negative",
 				(long long)p->max_shard_bytes, p->threads);
 	if (!strcmp(p->weights, "keep"))
-		return moe_fail(MOE_ERR_ARG, "weights \"keep\" converts nothing");
+		return moe_fail(MOE_ERR_ARG, "weights \"keep\" converts nothing: name a format");
+	if (p->kt_parts < 0 || p->kt_parts > 64)
+		return moe_fail(MOE_ERR_ARG, "kt_parts %d: 1 to 64 are possible, 0 is 1", p->kt_parts);
+	if ((p->kt_parts || p->kt_backward) && strncmp(p->weights, "kt-", 3))
+		return moe_fail(MOE_ERR_ARG, "weights \"%s\": kt_parts and kt_backward are for \"kt-int8\" and \"kt-int4\"",
+				p->weights);
 	MOE_TRY(moe_kernels_choose(NULL, &kernels));
 	moe_coders_use(kernels->coders);
 	return moe_convert_model_run(p, NULL, NULL, result ? result : &own);

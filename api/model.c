@@ -39,7 +39,7 @@ static enum moe_status take_params(struct moe_model *m, const struct moe_model_p
 	    p->expert_rank < 0 || p->lora_alpha < 0)
 		return moe_fail(MOE_ERR_ARG,
 				"model params: max_tokens %d, slots %d (at most %d), lora_rank %d, "
-				"expert_rank %d, lora_alpha %g", p->max_tokens, p->slots,
+				"expert_rank %d, lora_alpha %g; none may be negative", p->max_tokens, p->slots,
 				MOE_MODEL_SLOTS, p->lora_rank, p->expert_rank, p->lora_alpha);
 	if ((unsigned)p->recompute > MOE_RECOMPUTE_ALWAYS)
 		return moe_fail(MOE_ERR_ARG, "recompute is %d; 0 (auto), 1 (never) and 2 (always) are possible",
@@ -48,7 +48,7 @@ static enum moe_status take_params(struct moe_model *m, const struct moe_model_p
 		return moe_fail(MOE_ERR_ARG, "lora_dropout is %g; at least 0 and below 1 are possible",
 				p->lora_dropout);
 	if (!(p->aux_coef >= 0 && p->aux_coef < INFINITY && p->z_coef >= 0 && p->z_coef < INFINITY))
-		return moe_fail(MOE_ERR_ARG, "model params: aux_coef %g, z_coef %g", p->aux_coef, p->z_coef);
+		return moe_fail(MOE_ERR_ARG, "model params: aux_coef %g, z_coef %g; finite numbers from 0 are possible", p->aux_coef, p->z_coef);
 	if (p->keep_text && (!p->inference_only || p->slots > 1))
 		return moe_fail(MOE_ERR_ARG, "model params: keep_text needs inference_only and one slot");
 	MOE_TRY(moe_adapter_form_find(p->adapter_format, &form));

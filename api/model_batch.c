@@ -158,7 +158,7 @@ enum moe_status moe_model_logits(struct moe_model *m, const int32_t *ids, int64_
 	enum moe_status st;
 
 	if (!ids || n_rows < 1 || n_rows > n || (!row && n_rows != 1))
-		return moe_fail(MOE_ERR_ARG, "%lld rows of %lld ids", (long long)n_rows,
+		return moe_fail(MOE_ERR_ARG, "%lld rows of %lld ids; ids, and 1 to all of them in row, are needed", (long long)n_rows,
 				(long long)n);
 	MOE_TRY(moe_model_enter(m));
 	st = check_length(m, n);
@@ -210,7 +210,7 @@ enum moe_status moe_model_next(struct moe_model *m, const int32_t *ids, int64_t 
 	enum moe_status st;
 
 	if (!ids || n < 1)
-		return moe_fail(MOE_ERR_ARG, "%lld ids", (long long)n);
+		return moe_fail(MOE_ERR_ARG, "%lld ids; at least one is needed", (long long)n);
 	MOE_TRY(moe_model_enter(m));
 	st = check_next(m, n, past);
 	if (st == MOE_OK)
@@ -290,7 +290,7 @@ enum moe_status moe_model_loss(struct moe_model *m, const int32_t *ids, const in
 	enum moe_status st = MOE_OK;
 
 	if (!ids || !offsets || !loss || n_docs < 1)
-		return moe_fail(MOE_ERR_ARG, "losses of %lld documents: an array is NULL",
+		return moe_fail(MOE_ERR_ARG, "losses of %lld documents: there is none, or an array is NULL",
 				(long long)n_docs);
 	MOE_TRY(moe_model_enter(m));
 	for (int64_t d = 0; st == MOE_OK && d < n_docs; d++)

@@ -48,8 +48,8 @@ enum moe_status moe_model_check_method(const struct moe_model *m)
 	const struct moe_model_params *p = &m->params;
 
 	if ((unsigned)p->method > MOE_METHOD_HYBRID || (unsigned)p->masters > MOE_MASTERS_BF16)
-		return moe_fail(MOE_ERR_ARG, "model params: method %d, masters %d", (int)p->method,
-				(int)p->masters);
+		return moe_fail(MOE_ERR_ARG, "model params: method %d, masters %d; 0 to 2 and 0 to 1 are possible",
+				(int)p->method, (int)p->masters);
 	if (p->method == MOE_METHOD_LORA)
 		return MOE_OK;
 	if (p->inference_only)

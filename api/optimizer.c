@@ -290,8 +290,8 @@ static enum moe_status wait_step(struct moe_optimizer *o, int64_t number, double
 	const struct flight *f = &o->flight[number % IN_FLIGHT];
 
 	if (number < 0 || number > o->steps)
-		return moe_fail(MOE_ERR_ARG, "optimizer: step %lld of %lld", (long long)number,
-				(long long)o->steps);
+		return moe_fail(MOE_ERR_ARG, "optimizer: step %lld; 0 (the last one) to %lld are possible",
+				(long long)number, (long long)o->steps);
 	if (norm)
 		*norm = NAN;
 	for (int64_t s = MOE_MAX(o->steps - IN_FLIGHT + 1, 1); s <= (number ? number : o->steps);

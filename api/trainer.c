@@ -122,13 +122,17 @@ enum moe_status moe_train_expert_tokens(struct moe_model *m, int layer, int64_t 
 {
 	const struct moe_experts *e;
 
-	if (!m || !counts || layer < 0 || layer >= m->decoder.n_layers)
-		return moe_fail(MOE_ERR_ARG, "expert tokens: layer %d", layer);
+	if (!m || !counts)
+		return moe_fail(MOE_ERR_ARG, "expert tokens: model or counts is NULL");
+	if (layer < 0 || layer >= m->decoder.n_layers)
+		return moe_fail(MOE_ERR_ARG, "expert tokens: layer %d; 0 to %d are possible", layer, m->decoder.n_layers - 1);
 	e = m->decoder.layers[layer].experts;
-	if (!e || !e->tokens_seen)
+	if (!e)
 		return moe_fail(MOE_ERR_ARG, "layer %d has no experts", layer);
 	if (n != e->E)
 		return moe_fail(MOE_ERR_ARG, "layer %d has %d experts, not %d", layer, e->E, n);
+	if (!e->tokens_seen)
+		return moe_fail(MOE_ERR_ARG, "layer %d was not trained yet: moe_train counts its tokens", layer);
 	memcpy(counts, e->tokens_seen, (size_t)n * sizeof *counts);
 	return MOE_OK;
 }

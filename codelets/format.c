@@ -152,7 +152,7 @@ static enum moe_status round_scale(const struct moe_quantised *q, float *scale, 
 {
 	float v = rounded(*scale, q->coding.scale);
 
-	if (isfinite(*scale) && !isfinite(v))
+	if (!isfinite(v) && !isnan(*scale)) /* weights are finite: their quotients by 15 or 127 may be beyond F16 */
 		return moe_fail(MOE_ERR_UNSUPPORTED,
 				"row %lld, column %lld needs the scale %g, beyond %s",
 				(long long)row, (long long)column, (double)*scale,

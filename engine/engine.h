@@ -167,6 +167,8 @@ void moe_engine_idle(const struct moe_engine *e, struct moe_idle *out);
  * reports and is a string constant. Counts against the engine until freed.
  */
 void *moe_memory_alloc(struct moe_engine *e, size_t bytes, int part, const char *purpose);
+/* The same; *st keeps the first failure (NULL from then on), so that callers can take several in a row. */
+void *moe_memory_take(struct moe_engine *e, size_t bytes, int part, const char *purpose, enum moe_status *st);
 void moe_memory_free(struct moe_engine *e, void *p);
 /* Node that the page range was asked for, -1: none or not ours. */
 int moe_memory_node(struct moe_engine *e, const void *p);

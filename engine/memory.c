@@ -90,6 +90,18 @@ void *moe_memory_alloc(struct moe_engine *e, size_t bytes, int part, const char 
 	return b->data;
 }
 
+void *moe_memory_take(struct moe_engine *e, size_t bytes, int part, const char *purpose, enum moe_status *st)
+{
+	void *p;
+
+	if (*st != MOE_OK)
+		return NULL;
+	p = moe_memory_alloc(e, bytes, part, purpose);
+	if (!p)
+		*st = moe_fail(MOE_ERR_NOMEM, "no memory for %zu bytes of %s", bytes, purpose);
+	return p;
+}
+
 static struct moe_block_header *find(struct moe_engine *e, const void *p)
 {
 	for (struct moe_block_header *b = e->memory; b; b = b->next)

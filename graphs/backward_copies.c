@@ -1,18 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "graphs/backward_copies.h"
 
+#include "graphs/moe_state.h"
 #include "graphs/stream.h"
-
-static size_t matrix_bytes(enum moe_dtype dtype, int64_t n, int64_t k)
-{
-	return (moe_kernels()->weight_bytes(dtype, n, k, MOE_USE_GEMM) + 63) & ~(size_t)63;
-}
 
 size_t moe_transposed_bytes(const struct moe_experts *l, enum moe_dtype dtype, int part)
 {
 	int64_t I = l->part[part].I;
 
-	return (size_t)l->E * (2 * matrix_bytes(dtype, l->H, I) + matrix_bytes(dtype, I, l->H));
+	return (size_t)l->E * (2 * moe_matrix_bytes(dtype, l->H, I) + moe_matrix_bytes(dtype, I, l->H));
 }
 
 enum moe_status moe_transposed_alloc(struct moe_engine *e, const struct moe_experts *l,
@@ -23,8 +19,8 @@ enum moe_status moe_transposed_alloc(struct moe_engine *e, const struct moe_expe
 		int64_t I = l->part[p].I;
 		size_t bytes = moe_transposed_bytes(l, dtype, p);
 
-		out->part[p].gate = matrix_bytes(dtype, l->H, I);
-		out->part[p].down = matrix_bytes(dtype, I, l->H);
+		out->part[p].gate = moe_matrix_bytes(dtype, l->H, I);
+		out->part[p].down = moe_matrix_bytes(dtype, I, l->H);
 		out->part[p].data = moe_memory_alloc(e, bytes, p, "weights");
 		if (!out->part[p].data) {
 			moe_transposed_free(e, out);

@@ -12,20 +12,6 @@ static int64_t part_begin(int64_t I, int P, int p)
 	return I * p / P;
 }
 
-/* One allocation; *st keeps the first failure, so that callers can allocate in a row. */
-static void *take(struct moe_engine *e, size_t bytes, int part, const char *purpose,
-		  enum moe_status *st)
-{
-	void *p;
-
-	if (*st != MOE_OK)
-		return NULL;
-	p = moe_memory_alloc(e, bytes, part, purpose);
-	if (!p)
-		*st = moe_fail(MOE_ERR_NOMEM, "no memory for %zu bytes of %s", bytes, purpose);
-	return p;
-}
-
 /* Packed and packed transposed, of a piece. */
 static void count_packed(struct moe_param *p, bool transposed)
 {
@@ -50,16 +36,16 @@ static void param_alloc(struct moe_engine *e, struct moe_param *p, const struct 
 	p->piece = p->stack * p->rows * p->cols;
 	count_packed(p, s->backward != MOE_BACKWARD_DIRECT);
 	bytes = E * (size_t)p->piece * sizeof(float);
-	p->value = take(e, bytes, part, "lora", st);
+	p->value = moe_memory_take(e, bytes, part, "lora", st);
 	if (p->packed_piece)
-		p->packed = take(e, E * p->packed_piece, part, "lora", st);
+		p->packed = moe_memory_take(e, E * p->packed_piece, part, "lora", st);
 	if (p->packed_t_piece)
-		p->packed_t = take(e, E * p->packed_t_piece, part, "lora", st);
+		p->packed_t = moe_memory_take(e, E * p->packed_t_piece, part, "lora", st);
 	if (!s->trainable)
 		return;
-	p->grad = take(e, bytes, part, "gradients", st);
-	p->m = take(e, bytes, part, "moments", st);
-	p->v = take(e, bytes, part, "moments", st);
+	p->grad = moe_memory_take(e, bytes, part, "gradients", st);
+	p->m = moe_memory_take(e, bytes, part, "moments", st);
+	p->v = moe_memory_take(e, bytes, part, "moments", st);
 }
 
 static void param_free(struct moe_engine *e, struct moe_param *p)
@@ -88,11 +74,6 @@ static struct moe_param shape_base(int64_t n, int64_t k)
 	return (struct moe_param){ .stack = 1, .rows = n, .cols = k, .piece = n * k };
 }
 
-static size_t plain_bytes(enum moe_dtype dtype, int64_t n, int64_t k)
-{
-	return (moe_kernels()->weight_bytes(dtype, n, k, MOE_USE_GEMM) + 63) & ~(size_t)63;
-}
-
 /* Whether every part has whole blocks of all matrices. */
 static enum moe_requantise requantise_of(const struct moe_experts_shape *s, int P)
 {
@@ -119,9 +100,9 @@ static void masters_alloc(struct moe_engine *e, struct moe_experts_part *of, enu
 			  const struct moe_experts_shape *s, int part, enum moe_status *st)
 {
 	const struct moe_param *p = &of->base[which];
-	size_t bytes = plain_bytes(MOE_BF16, p->rows, p->cols);
+	size_t bytes = moe_matrix_bytes(MOE_BF16, p->rows, p->cols);
 	struct moe_weight *master;
-	char *data = take(e, (size_t)s->E * bytes, part, "weights", st);
+	char *data = moe_memory_take(e, (size_t)s->E * bytes, part, "weights", st);
 
 	if (*st == MOE_OK && !of->masters)
 		of->masters = moe_calloc((size_t)s->E * MOE_EXPERT_MATRICES, sizeof *of->masters);
@@ -166,19 +147,19 @@ static void base_alloc(struct moe_engine *e, struct moe_experts_part *of, enum m
 
 	*p = shape;
 	if (s->base_grads)
-		p->grad = take(e, bytes, part, "gradients", st);
+		p->grad = moe_memory_take(e, bytes, part, "gradients", st);
 	if (!s->train_base)
 		return;
 	if (s->own_masters)
 		base_own(e, of, which, s, part, st);
 	else
-		p->value = take(e, bytes, part, "weights", st);
+		p->value = moe_memory_take(e, bytes, part, "weights", st);
 	/* resident copies are made of whole packed matrices, and blocks may lie in several parts: repack's work */
 	if (s->coding ? requantise_of(s, moe_engine_parts(e)) == MOE_REQUANTISE_PARTS
 		      : !s->own_masters && s->backward != MOE_BACKWARD_RESIDENT)
 		p->weight = matrices_of(of, which);
-	p->m = take(e, bytes, part, "moments", st);
-	p->v = take(e, bytes, part, "moments", st);
+	p->m = moe_memory_take(e, bytes, part, "moments", st);
+	p->v = moe_memory_take(e, bytes, part, "moments", st);
 }
 
 /* Bytes of a part's packed matrices of one expert, each 64-byte aligned. */
@@ -192,7 +173,7 @@ static size_t one_matrix(const struct moe_experts_shape *s, enum moe_expert_matr
 	struct moe_coding c = s->coding ? s->coding[which] : (struct moe_coding){ 0 };
 
 	if (!c.format)
-		return plain_bytes(dtype, n, k);
+		return moe_matrix_bytes(dtype, n, k);
 	c.phase = k0 % c.group;
 	return (moe_coded_bytes(&c, n, k) + 63) & ~(size_t)63;
 }
@@ -235,7 +216,7 @@ static void weights_alloc(struct moe_engine *e, struct moe_experts *l,
 	part->down = part->up + l->E;
 	if (s->coded_later)
 		return;
-	base = take(e, (size_t)l->E * b.all, p, "weights", st);
+	base = moe_memory_take(e, (size_t)l->E * b.all, p, "weights", st);
 	place(part, l->E, base, &b);
 }
 
@@ -265,7 +246,7 @@ enum moe_status moe_experts_take_coded(struct moe_engine *e, struct moe_experts 
 
 		moe_memory_free(e, part->gate[0].data); /* of a load that failed */
 		part->gate[0].data = NULL;
-		place(part, l->E, take(e, (size_t)l->E * b.all, p, "weights", &st), &b);
+		place(part, l->E, moe_memory_take(e, (size_t)l->E * b.all, p, "weights", &st), &b);
 		for (int i = 0; i < MOE_EXPERT_MATRICES; i++)
 			part->base[i].weight = l->requantise == MOE_REQUANTISE_PARTS
 						       ? matrices_of(part, (enum moe_expert_matrix)i)
@@ -319,8 +300,8 @@ static void router_train_alloc(struct moe_engine *e, struct moe_experts *l, enum
 	*p = shape_base(l->E, l->H);
 	p->value = l->router_weight.data;
 	p->grad = l->grad_router;
-	p->m = take(e, bytes, -1, "moments", st);
-	p->v = take(e, bytes, -1, "moments", st);
+	p->m = moe_memory_take(e, bytes, -1, "moments", st);
+	p->v = moe_memory_take(e, bytes, -1, "moments", st);
 }
 
 enum moe_status moe_experts_alloc(struct moe_engine *e, const struct moe_experts_shape *s,
@@ -357,10 +338,10 @@ enum moe_status moe_experts_alloc(struct moe_engine *e, const struct moe_experts
 	param_alloc(e, &l->down_b, &b, s, 0, &st);
 	if (l->router && wants_router_grad(s))
 		l->grad_router =
-			take(e, (size_t)l->E * (size_t)l->H * sizeof(float), -1, "gradients", &st);
+			moe_memory_take(e, (size_t)l->E * (size_t)l->H * sizeof(float), -1, "gradients", &st);
 	if (l->router)
 		l->router_weight.data =
-			take(e, moe_kernels()->weight_bytes(MOE_F32, l->E, l->H, MOE_USE_EXACT), -1,
+			moe_memory_take(e, moe_kernels()->weight_bytes(MOE_F32, l->E, l->H, MOE_USE_EXACT), -1,
 			     "weights", &st);
 	if (l->router && (s->train_router || (s->train_base && !s->frozen_router)))
 		router_train_alloc(e, l, &st);
@@ -436,202 +417,8 @@ struct moe_experts_bytes moe_experts_bytes(const struct moe_experts_shape *s, en
 		if (!s->own_masters)
 			b.weights += E * (size_t)(3 * I * s->H) * sizeof(float);
 		else if (s->coding)
-			b.weights += E * (2 * plain_bytes(MOE_BF16, I, s->H) + plain_bytes(MOE_BF16, s->H, I));
+			b.weights += E * (2 * moe_matrix_bytes(MOE_BF16, I, s->H) + moe_matrix_bytes(MOE_BF16, s->H, I));
 		b.moments += 2 * E * (size_t)(3 * I * s->H) * sizeof(float);
 	}
 	return b;
-}
-
-void moe_experts_pack(struct moe_experts *l, enum moe_expert_matrix which, int expert,
-		      const void *src, enum moe_dtype dtype)
-{
-	for (int i = 0; i < l->P; i++)
-		moe_experts_pack_part(l, which, expert, i, src, dtype);
-}
-
-int64_t moe_lora_elements(const struct moe_experts *l, enum moe_lora_array a)
-{
-	bool wide = a == MOE_GATE_A || a == MOE_UP_A || a == MOE_DOWN_B;
-
-	return (int64_t)l->r * (wide ? l->H : l->I);
-}
-
-static float *field(const struct moe_param *p, enum moe_param_field f, int expert)
-{
-	float *base = f == MOE_VALUE	 ? p->value
-		      : f == MOE_GRAD	 ? p->grad
-		      : f == MOE_MOMENT1 ? p->m
-					 : p->v;
-
-	return moe_piece(base, p, expert);
-}
-
-/* Copies rows of `width` between a buffer (rows ld apart) and a contiguous piece. */
-static void copy_rows(float *piece, float *buffer, int64_t rows, int64_t width, int64_t ld,
-		      bool to_buffer)
-{
-	for (int64_t i = 0; i < rows; i++) {
-		float *b = buffer + i * ld, *p = piece ? piece + i * width : NULL;
-
-		if (to_buffer && !p)
-			memset(b, 0, (size_t)width * sizeof *b);
-		else if (to_buffer)
-			memcpy(b, p, (size_t)width * sizeof *b);
-		else if (p)
-			memcpy(p, b, (size_t)width * sizeof *b);
-	}
-}
-
-static void exchange(struct moe_view v, enum moe_param_field f, int expert, float *buffer, bool to_buffer)
-{
-	float *piece = field(v.param, f, expert);
-
-	copy_rows(piece ? piece + v.at : NULL, buffer + v.offset, v.rows, v.width, v.ld, to_buffer);
-}
-
-static void exchange_lora(const struct moe_experts *l, enum moe_lora_array a, enum moe_param_field f,
-			  int expert, float *buffer, bool to_buffer)
-{
-	for (int p = 0; p < (moe_lora_replicated(a) ? 1 : l->P); p++)
-		exchange(moe_lora_view(l, a, p), f, expert, buffer, to_buffer);
-}
-
-void moe_experts_get(const struct moe_experts *l, enum moe_lora_array a, enum moe_param_field f,
-		     int expert, float *dst)
-{
-	exchange_lora(l, a, f, expert, dst, true);
-}
-
-void moe_experts_set(struct moe_experts *l, enum moe_lora_array a, enum moe_param_field f,
-		     int expert, const float *src)
-{
-	exchange_lora(l, a, f, expert, (float *)src, false);
-	if (f != MOE_VALUE)
-		return;
-	if (a == MOE_GATE_A || a == MOE_UP_A)
-		moe_param_pack_all(&l->a_gu, expert, expert + 1);
-	if (a == MOE_DOWN_B)
-		moe_param_pack_all(&l->down_b, expert, expert + 1);
-	for (int p = 0; p < l->P; p++) {
-		const struct moe_experts_part *part = &l->part[p];
-
-		if (a == MOE_DOWN_A || a == MOE_GATE_B || a == MOE_UP_B)
-			moe_param_pack_all(a == MOE_DOWN_A   ? &part->down_a
-					   : a == MOE_GATE_B ? &part->gate_b
-							     : &part->up_b,
-					   expert, expert + 1);
-	}
-}
-
-/* The packed weights of an expert in f32, or these from values that bf16 has. */
-static void exchange_own(const struct moe_experts *l, enum moe_expert_matrix which, int expert, float *buffer,
-			 bool to_buffer)
-{
-	const struct moe_kernels *k = moe_kernels();
-
-	for (int p = 0; p < l->P; p++) {
-		struct moe_view v = moe_base_view(l, which, p);
-		struct moe_weight *w = &v.param->own[expert];
-		float *at = buffer + v.offset;
-
-		for (int64_t i = 0; to_buffer && i < v.rows; i++)
-			k->weight_unpack(w, i, i + 1, at + i * v.ld);
-		if (!to_buffer)
-			moe_weight_store(w, v.rows, v.width, at, v.ld);
-	}
-}
-
-void moe_experts_get_base(const struct moe_experts *l, enum moe_expert_matrix which,
-			  enum moe_param_field f, int expert, float *dst)
-{
-	if (f == MOE_VALUE && l->part[0].base[which].own) {
-		exchange_own(l, which, expert, dst, true);
-		return;
-	}
-	for (int p = 0; p < l->P; p++)
-		exchange(moe_base_view(l, which, p), f, expert, dst, true);
-}
-
-void moe_experts_set_base(struct moe_experts *l, enum moe_expert_matrix which,
-			  enum moe_param_field f, int expert, const float *src)
-{
-	if (f == MOE_VALUE && l->part[0].base[which].own)
-		exchange_own(l, which, expert, (float *)src, false);
-	for (int p = 0; p < l->P; p++) {
-		exchange(moe_base_view(l, which, p), f, expert, (float *)src, false);
-		if (f == MOE_VALUE && !l->requantise)
-			moe_experts_pack_master(l, which, expert, p);
-	}
-	if (f == MOE_VALUE && l->requantise)
-		moe_experts_requantise(l, which, expert);
-}
-
-/* Of one of an MLP's matrices, an enum moe_ffn_matrix; the gate of its sigmoid is a vector. */
-static enum moe_status ffn_train_one(struct moe_engine *e, struct moe_ffn *f, int which,
-				     const struct moe_ffn_training *t)
-{
-	struct moe_weight *const weights[] = { &f->gate, &f->up, &f->down, NULL };
-	struct moe_trained_shape s = { .weight = weights[which],
-				       .vector = weights[which] ? NULL : f->sigmoid_weight,
-				       .decay = true,
-				       .update = t->update,
-				       .own = t->own,
-				       .key = moe_mix(t->key + (uint64_t)which),
-				       .slice_elements = t->slice_elements,
-				       .part = t->part };
-
-	if (!s.weight && !s.vector)
-		return MOE_OK;
-	moe_ffn_shape(f, which, &s.rows, &s.cols);
-	return moe_trained_alloc(e, &s, &f->trained[which]);
-}
-
-enum moe_status moe_ffn_train(struct moe_engine *e, struct moe_ffn *f, const struct moe_ffn_training *t)
-{
-	f->trained = moe_calloc(MOE_FFN_MATRICES, sizeof *f->trained);
-	if (!f->trained)
-		return moe_fail(MOE_ERR_NOMEM, "no memory for an MLP");
-	for (int i = 0; i < MOE_FFN_MATRICES; i++)
-		MOE_TRY(ffn_train_one(e, f, i, t));
-	return MOE_OK;
-}
-
-enum moe_status moe_ffn_alloc(struct moe_engine *e, int H, int I, enum moe_dtype dtype,
-			      bool sigmoid, struct moe_ffn *f)
-{
-	enum moe_status st = MOE_OK;
-
-	memset(f, 0, sizeof *f);
-	f->H = H;
-	f->I = I;
-	f->gate.data = take(e, plain_bytes(dtype, I, H), -1, "weights", &st);
-	f->up.data = take(e, plain_bytes(dtype, I, H), -1, "weights", &st);
-	f->down.data = take(e, plain_bytes(dtype, H, I), -1, "weights", &st);
-	if (sigmoid)
-		f->sigmoid_weight = take(e, (size_t)H * sizeof(float), -1, "weights", &st);
-	if (st != MOE_OK)
-		moe_ffn_free(e, f);
-	return st;
-}
-
-void moe_ffn_free(struct moe_engine *e, struct moe_ffn *f)
-{
-	moe_memory_free(e, f->gate.data);
-	moe_memory_free(e, f->up.data);
-	moe_memory_free(e, f->down.data);
-	moe_memory_free(e, f->sigmoid_weight);
-	for (int i = 0; f->trained && i < MOE_FFN_MATRICES; i++)
-		moe_trained_free(e, &f->trained[i]);
-	moe_free(f->trained);
-	for (int i = 0; i < MOE_FFN_MATRICES; i++) {
-		struct moe_param *const both[] = { &f->lora[i].a, &f->lora[i].b };
-
-		for (int j = 0; j < 2; j++) {
-			moe_memory_free(e, both[j]->value);
-			moe_memory_free(e, both[j]->grad);
-			moe_memory_free(e, both[j]->m);
-			moe_memory_free(e, both[j]->v);
-		}
-	}
-	memset(f, 0, sizeof *f);
 }

@@ -40,6 +40,11 @@ void moe_experts_free(struct moe_engine *e, struct moe_experts *l);
  * (or NULL): bytes. No task may write these meanwhile.
  */
 size_t moe_experts_touch(struct moe_engine *e, const struct moe_experts *l, const struct moe_ffn *ffn, bool moments);
+/* Of a packed matrix that is not quantised, [n, k] from a source of a dtype; a multiple of 64. */
+static inline size_t moe_matrix_bytes(enum moe_dtype dtype, int64_t n, int64_t k)
+{
+	return (moe_kernels()->weight_bytes(dtype, n, k, MOE_USE_GEMM) + 63) & ~(size_t)63;
+}
 /* Bytes by purpose for one part; replicated LoRA counted in part 0. */
 struct moe_experts_bytes {
 	size_t weights, lora, gradients, moments;
@@ -47,7 +52,7 @@ struct moe_experts_bytes {
 struct moe_experts_bytes moe_experts_bytes(const struct moe_experts_shape *s, enum moe_dtype dtype,
 					   int P, int part);
 
-/* Packs one expert's matrix into all parts, and its resident copies. src [I, H] (gate, up) or [H, I] (down), contiguous, any
+/* moe_values.c: packs one expert's matrix into all parts, and its resident copies. src [I, H] (gate, up) or [H, I] (down), contiguous, any
  * alignment, or NULL: the description only. Thread-safe for different experts. */
 void moe_experts_pack(struct moe_experts *l, enum moe_expert_matrix which, int expert,
 		      const void *src, enum moe_dtype dtype);
@@ -89,6 +94,7 @@ size_t moe_experts_scratch_bytes(const struct moe_experts *l, int T, bool backwa
 /* Worker scratch that the layer's tasks need for T tokens. */
 size_t moe_experts_worker_scratch(const struct moe_experts *l, int T);
 
+/* moe_ffn.c */
 enum moe_status moe_ffn_alloc(struct moe_engine *e, int H, int I, enum moe_dtype dtype,
 			      bool sigmoid, struct moe_ffn *f);
 /* Whole training of an MLP's matrices, or their gradients only (update false); see struct moe_trained_shape. */

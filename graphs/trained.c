@@ -4,15 +4,7 @@
 static float *take(struct moe_engine *e, const struct moe_trained_shape *s, const char *purpose,
 		   enum moe_status *st)
 {
-	size_t bytes = (size_t)(s->rows * s->cols) * sizeof(float);
-	float *p;
-
-	if (*st != MOE_OK)
-		return NULL;
-	p = moe_memory_alloc(e, bytes, s->part, purpose);
-	if (!p)
-		*st = moe_fail(MOE_ERR_NOMEM, "no memory for %zu bytes of %s", bytes, purpose);
-	return p;
+	return moe_memory_take(e, (size_t)(s->rows * s->cols) * sizeof(float), s->part, purpose, st);
 }
 
 static float *moved(float *p, int64_t n)

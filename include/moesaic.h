@@ -881,8 +881,12 @@ struct moe_trainer_params {
 	int64_t max_steps; /* 0: by epochs */
 	int keep_order;	   /* packs in file order instead of shuffled by seed and epoch */
 	uint64_t seed;
-	/* 0: 1, each epoch, never, 2; eval_steps -1: no evaluation at all, save_steps -1: each epoch */
-	int logging_steps, eval_steps, save_steps, save_total_limit;
+	/*
+	 * Every so many steps; between 0 and 1: every so large a share of all steps, rounded up. 0: each step, each epoch,
+	 * never. -1: logged each epoch, no evaluation at all, saved each epoch. logging_steps -2: no line but of evaluations.
+	 */
+	double logging_steps, eval_steps, save_steps;
+	int save_total_limit; /* 0: 2 */
 	double max_hours;	  /* 0: no limit */
 	int skip_non_finite;	  /* skip the update instead of stopping with MOE_ERR_DIVERGED */
 	/* a checkpoint or a line of the log that cannot be written is a warning; the results at the end are not */
@@ -897,6 +901,9 @@ struct moe_trainer_params {
 	int log_first;	   /* step 1 is logged whatever logging_steps */
 	int eval_at_start; /* evaluated before the first step too: logged as step 0, never the best */
 	double eval_delay; /* no evaluation before so many steps, or epochs where eval_steps is 0; the last is done */
+	int drop_last;	   /* with batch_size: without the last micro-batch of an epoch, where it has fewer packs */
+	int order_seeded;  /* the order of the packs follows order_seed instead of seed */
+	uint64_t order_seed;
 };
 
 enum moe_train_event_type { MOE_TRAIN_STEP, MOE_TRAIN_EVAL, MOE_TRAIN_SAVED, MOE_TRAIN_WARNING };
@@ -916,6 +923,7 @@ struct moe_train_event {
 	enum moe_idle_cause idle_cause; /* the largest, and its share of the workers' time */
 	double idle_cause_share;
 	const char *text; /* path of what was saved, or a warning */
+	int logged;	  /* of a step: trainer_log.jsonl has a line of it */
 };
 /* Called in the training thread. Nonzero: save and stop with MOE_ERR_INTERRUPTED. */
 typedef int (*moe_train_fn)(const struct moe_train_event *event, void *user);
@@ -1066,7 +1074,8 @@ MOE_API enum moe_status moe_convert_adapter(const struct moe_convert_params *par
 struct moe_convert_model_params {
 	size_t struct_size;
 	const char *in, *out;	 /* folders, in also a GGUF file; out must not exist, or be empty */
-	/* "int8", "int4", "fp8", "mxfp4", "gptq", "awq", "bf16", "f16", "f32"; of GGUF and kt_weights also "nearest" */
+	/* "int8", "int4", "fp8", "mxfp4", "gptq", "awq", "bf16", "f16", "f32"; of GGUF and kt_weights also "nearest".
+	   "kt-int8", "kt-int4": the experts alone, as kt-kernel's files */
 	const char *weights;
 	const char *layers;	 /* what is quantised: "experts", "linear" (all projections); NULL: what
 				    checkpoints of the format have (fp8: linear, others: experts) */
@@ -1075,12 +1084,14 @@ struct moe_convert_model_params {
 	moe_work_fn progress;
 	void *user;
 	const char *kt_weights; /* folder of kt-kernel's INT8 or INT4 files: its experts are converted, not in's; or NULL */
+	int kt_parts;		/* of "kt-int8", "kt-int4": the NUMA parts that kt-kernel will run with, 0: 1 */
+	int kt_backward;	/* nonzero: also the backward weights (each matrix transposed, quantised again) */
 };
 struct moe_convert_model_result {
 	size_t struct_size;
 	int64_t tensors, converted; /* matrices, those of fused experts one by one */
 	int64_t kept;		    /* of these: whose codes were taken over as they were */
-	int64_t shards, resumed;    /* files; those that an earlier call had finished */
+	int64_t shards, resumed;    /* files (kt: layers); those that an earlier call had finished */
 	int64_t bytes_in, bytes;    /* of all tensors, before and after */
 	/* ||new - old|| / ||old||, of what this call converted: all of it, and the worst matrix */
 	double error, worst_error;

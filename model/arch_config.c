@@ -70,8 +70,8 @@ static enum moe_status read_yarn(const cJSON *scaling, const cJSON *config, stru
 	MOE_TRY(moe_json_opt_bool(scaling, "truncate", &rope->truncate));
 	if (!(rope->beta_fast > 0) || !(rope->beta_slow > 0) || rope->attention_factor < 0)
 		return moe_fail(MOE_ERR_FORMAT,
-				"rope beta_fast, beta_slow and attention_factor must "
-				"be positive");
+				"rope beta_fast %g, beta_slow %g and attention_factor %g must not be negative, nor beta 0",
+				rope->beta_fast, rope->beta_slow, rope->attention_factor);
 	return MOE_OK;
 }
 
@@ -280,7 +280,7 @@ enum moe_status moe_arch_read_experts(const cJSON *config, const char *intermedi
 	MOE_TRY(moe_json_int(config, intermediate_key, 1, MAX_SIZE, &arch->moe_intermediate));
 	MOE_TRY(moe_json_opt_real(config, "router_aux_loss_coef", &arch->aux_loss_coef));
 	if (arch->aux_loss_coef < 0)
-		return moe_fail(MOE_ERR_FORMAT, "router_aux_loss_coef is negative");
+		return moe_fail(MOE_ERR_FORMAT, "router_aux_loss_coef is %g; 0 or more is possible", arch->aux_loss_coef);
 	for (int i = 0; i < arch->n_layers; i++)
 		arch->layer_is_moe[i] = true;
 	return MOE_OK;

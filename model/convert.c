@@ -2,11 +2,13 @@
 #include "model/convert.h"
 #include "model/convert_config.h"
 #include "model/convert_folder.h"
+#include "model/convert_kt.h"
 #include "model/convert_work.h"
 #include "model/kt_experts.h"
 #include "model/readers/gguf.h"
 #include "model/readers/kt.h"
 
+#include <limits.h>
 #include <math.h>
 #include <sched.h>
 #include <stdio.h>
@@ -129,6 +131,18 @@ static enum moe_status read_config(struct convert *c)
 	return MOE_OK;
 }
 
+/* Later layers than the model's own (those that predict further tokens) are left out, as kt-kernel does. */
+static enum moe_status plan_kt(struct convert *c, struct moe_safetensors *st)
+{
+	struct moe_convert_kt_params p = { .parts = MOE_MAX(c->p->kt_parts, 1), .backward = c->p->kt_backward };
+	int64_t layers = 0;
+
+	c->plan.st = st;
+	MOE_TRY(moe_json_opt_int(c->config, "num_hidden_layers", 0, INT_MAX, &layers));
+	p.n_layers = (int)layers;
+	return moe_convert_kt_plan(&c->plan, &p);
+}
+
 static enum moe_status make_plan(struct convert *c)
 {
 	struct moe_safetensors *st = NULL;
@@ -137,8 +151,11 @@ static enum moe_status make_plan(struct convert *c)
 	MOE_TRY(check_paths(c));
 	MOE_TRY(read_config(c));
 	MOE_TRY(open_input(c, &st));
-	MOE_TRY(moe_convert_plan_make(&c->plan, st, c->p->max_shard_bytes));
-	if (c->plan.n_sources)
+	if (c->plan.target.kt_bits)
+		MOE_TRY(plan_kt(c, st));
+	else
+		MOE_TRY(moe_convert_plan_make(&c->plan, st, c->p->max_shard_bytes));
+	if (c->plan.kt ? c->plan.n_shards > 0 : c->plan.n_sources > 0)
 		return MOE_OK;
 	return moe_fail(MOE_ERR_ARG,
 			"%s: nothing in it can become %s: it has no weights of %s that are not so "
@@ -292,12 +309,22 @@ static enum moe_status write_index(const struct convert *c)
 	return status;
 }
 
+static enum moe_status write_layer(struct convert *c, int i)
+{
+	struct moe_convert_shard *s = &c->plan.shard[i];
+
+	MOE_TRY(moe_convert_kt_write(&c->run, i, c->folder.path));
+	MOE_TRY(moe_convert_folder_note(&c->folder, s));
+	s->done = true;
+	return MOE_OK;
+}
+
 static enum moe_status fill(struct convert *c)
 {
 	const struct moe_folder_copy others = { is_ours, advance, c };
 
 	c->run.total = c->plan.bytes;
-	if (!c->gguf) /* else some small files */
+	if (!c->gguf && !c->plan.kt) /* else some small files, or none */
 		MOE_TRY(moe_folder_bytes(&others, c->p->in, &c->run.total));
 	for (int i = 0; i < c->plan.n_shards; i++) {
 		c->resumed += c->plan.shard[i].done;
@@ -307,7 +334,11 @@ static enum moe_status fill(struct convert *c)
 	MOE_TRY(moe_folder_room(c->folder.path, c->run.total - c->run.done, "the converted model"));
 	for (int i = 0; i < c->plan.n_shards; i++)
 		if (!c->plan.shard[i].done)
-			MOE_TRY(write_shard(c, i));
+			MOE_TRY(c->plan.kt ? write_layer(c, i) : write_shard(c, i));
+	if (c->plan.kt) {
+		MOE_TRY(moe_convert_kt_finish(&c->plan, c->folder.path));
+		return moe_convert_folder_commit(&c->folder);
+	}
 	MOE_TRY(write_index(c));
 	MOE_TRY(write_sums(c));
 	if (!c->plan.target.keep)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/convert_folder.h"
+#include "model/convert_kt.h"
 #include "model/file.h"
 
 #include <dirent.h>
@@ -55,6 +56,8 @@ static cJSON *describe(const struct moe_convert_model_params *p, const char *not
 	    cJSON_AddStringToObject(o, "note", note ? note : "") &&
 	    cJSON_AddStringToObject(o, "layers", plan->target.linear ? "linear" : "experts") &&
 	    cJSON_AddNumberToObject(o, "max_shard_bytes", (double)p->max_shard_bytes) &&
+	    (!plan->kt || (cJSON_AddNumberToObject(o, "kt_parts", plan->kt->p.parts) &&
+			   cJSON_AddBoolToObject(o, "kt_backward", plan->kt->p.backward))) &&
 	    add_inputs(plan, o))
 		return o;
 	cJSON_Delete(o);
@@ -115,7 +118,7 @@ static enum moe_status verify(struct moe_convert_folder *f, struct moe_convert_p
 		enum moe_status status = path ? MOE_OK : no_memory();
 
 		if (path && note && moe_path_exists(path))
-			status = moe_file_sha256(path, s->sha256);
+			status = plan->kt ? moe_convert_kt_sum(plan, i, f->path) : moe_file_sha256(path, s->sha256);
 		s->done = status == MOE_OK && cJSON_IsString(sum) && *s->sha256 &&
 			  !strcmp(sum->valuestring, s->sha256);
 		if (path && note && !s->done && status == MOE_OK)

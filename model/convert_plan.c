@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/convert_plan.h"
+#include "model/convert_kt.h"
 
 #include <stdio.h>
 
@@ -53,6 +53,14 @@ enum moe_status moe_convert_target_find(const char *name, const char *layers,
 		out->linear = !layers || !strcmp(layers, "linear");
 		return MOE_OK;
 	}
+	out->kt_bits = !strcmp(name, "kt-int8") ? 8 : !strcmp(name, "kt-int4") ? 4 : 0;
+	if (out->kt_bits) {
+		if (layers && strcmp(layers, "experts"))
+			return moe_fail(MOE_ERR_ARG, "weights \"%s\" are experts: layers \"%s\" is not possible", name, layers);
+		out->format = moe_format_find(out->kt_bits == 8 ? "int8" : "int4");
+		out->linear = false;
+		return MOE_OK;
+	}
 	for (size_t i = 0; i < MOE_COUNT(plain_targets); i++)
 		if (!strcmp(plain_targets[i].name, name)) {
 			out->dtype = plain_targets[i].dtype;
@@ -62,8 +70,8 @@ enum moe_status moe_convert_target_find(const char *name, const char *layers,
 		find_layouts(name, moe_format_list[i], out);
 	if (!out->format)
 		return moe_fail(MOE_ERR_ARG,
-				"weights \"%s\": int8, int4, fp8, mxfp4, gptq, awq, bf16, f16 and "
-				"f32 are possible, nearest for GGUF",
+				"weights \"%s\": int8, int4, fp8, mxfp4, gptq, awq, bf16, f16, "
+				"f32, kt-int8 and kt-int4 are possible, nearest for GGUF",
 				name);
 	out->linear = layers ? !strcmp(layers, "linear") : !strcmp(name, "fp8");
 	return MOE_OK;
@@ -335,12 +343,13 @@ enum moe_status moe_convert_plan_make(struct moe_convert_plan *p, struct moe_saf
 
 void moe_convert_plan_free(struct moe_convert_plan *p)
 {
-	for (size_t i = 0; i < p->n_tensors; i++)
+	for (size_t i = 0; p->tensor && i < p->n_tensors; i++) /* else they are kt's files */
 		moe_free(p->tensor[i].name);
 	for (int i = 0; p->shard && i < p->n_shards; i++) {
 		moe_free(p->shard[i].name);
 		moe_free(p->shard[i].header);
 	}
+	moe_convert_kt_free(p->kt);
 	moe_free(p->source);
 	moe_free(p->piece);
 	moe_free(p->tensor);

@@ -18,6 +18,7 @@ struct moe_convert_target {
 	enum moe_dtype dtype;		       /* of plain values, also where codes become values */
 	bool linear; /* all projections are quantised, not the experts alone */
 	bool keep;   /* everything stays as it is but for what is changed */
+	int kt_bits; /* experts alone, as a folder of kt-kernel's INT8 or INT4 files: 8, 4; 0: a checkpoint */
 };
 
 /* A weight of the input: a matrix, or those of all experts in one tensor. */
@@ -91,8 +92,9 @@ struct moe_convert_plan {
 	size_t n_pieces;
 	struct moe_convert_tensor *tensor; /* by shard, then by dtype size and name */
 	size_t n_tensors;
-	struct moe_convert_shard *shard;
+	struct moe_convert_shard *shard; /* of kt's: folders of layers */
 	int n_shards;
+	struct moe_convert_kt *kt;	 /* convert_kt.c; NULL: a checkpoint */
 	int64_t bytes_in, bytes; /* of all tensors */
 };
 

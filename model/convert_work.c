@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/convert_work.h"
+#include "model/convert_jobs.h"
 
 #include <math.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
-#include <time.h>
 
 #define COPY_BYTES ((size_t)8 << 20)
 #define FAULT_AROUND ((size_t)64 << 10)
@@ -24,15 +21,7 @@ struct work {
 	struct moe_file_writer *file;
 	struct job *job;
 	size_t n_jobs;
-	atomic_size_t next;
-	atomic_bool stop;
-	pthread_mutex_t lock;
-	pthread_cond_t change;
-	/* under the lock: */
-	int running;
-	int64_t done;
-	enum moe_status status;
-	char error[512];
+	struct moe_convert_jobs pool;
 };
 
 /* ---- one matrix ---- */
@@ -62,10 +51,24 @@ static void read_rows(const struct moe_convert_source *s, const struct moe_conve
 		moe_st_quantised_row(s->coded.codes, &q, c->row0 + i, 0, c->k, x + i * c->k);
 }
 
-/* The pages of what was read need not stay, nor those before them that the kernel mapped along. */
-static void forget(const struct moe_convert_plan *p, const struct moe_convert_source *s,
-		   const struct moe_convert_piece *c, int64_t expert)
+enum moe_status moe_convert_read(const struct moe_convert_plan *p, const struct moe_convert_piece *c, int64_t expert,
+				 float *x)
 {
+	const struct moe_convert_source *s = &p->source[c->source];
+	struct moe_quantised q;
+
+	if (!s->plain) {
+		q = moe_st_quantised_expert(&s->coded, expert);
+		MOE_TRY(moe_check_scales(&q, s->coded.scale->name));
+	}
+	read_rows(s, c, expert, x);
+	return MOE_OK;
+}
+
+/* The pages of what was read need not stay, nor those before them that the kernel mapped along. */
+void moe_convert_forget(const struct moe_convert_plan *p, const struct moe_convert_piece *c, int64_t expert)
+{
+	const struct moe_convert_source *s = &p->source[c->source];
 	const struct moe_st_tensor *t = s->plain ? s->plain : s->coded.codes;
 	size_t all = t->bytes / (size_t)MOE_MAX(s->experts, 1), bytes, before;
 	const char *at =
@@ -206,17 +209,17 @@ static void free_made(struct made *m)
 
 /* ---- jobs ---- */
 
-static void count_made(struct moe_convert_run *r, const struct moe_convert_piece *c, int64_t expert,
-		       const struct made *m)
+void moe_convert_counted(struct moe_convert_run *r, const struct moe_convert_piece *c, int64_t expert, double wrong,
+			 double all, double largest, bool kept)
 {
 	const struct moe_convert_source *s = &r->plan->source[c->source];
-	double error = m->all > 0 ? sqrt(m->wrong / m->all) : 0;
+	double error = all > 0 ? sqrt(wrong / all) : 0;
 
 	r->count.matrices++;
-	r->count.kept += c->keep && !m->x && m->wrong == 0;
-	r->count.largest = MOE_MAX(r->count.largest, m->largest);
-	r->count.wrong += m->wrong;
-	r->count.all += m->all;
+	r->count.kept += kept && wrong == 0;
+	r->count.largest = MOE_MAX(r->count.largest, largest);
+	r->count.wrong += wrong;
+	r->count.all += all;
 	if (error <= r->count.worst)
 		return;
 	r->count.worst = error;
@@ -260,21 +263,13 @@ static enum moe_status run_matrix(struct work *w, const struct job *j)
 	else
 		status = write_made(w, j, &m);
 	if (status == MOE_OK) {
-		forget(w->run->plan, s, j->piece, expert);
-		pthread_mutex_lock(&w->lock);
-		count_made(w->run, j->piece, expert, &m);
-		pthread_mutex_unlock(&w->lock);
+		moe_convert_forget(w->run->plan, j->piece, expert);
+		pthread_mutex_lock(&w->pool.lock);
+		moe_convert_counted(w->run, j->piece, expert, m.wrong, m.all, m.largest, j->piece->keep && !m.x);
+		pthread_mutex_unlock(&w->pool.lock);
 	}
 	free_made(&m);
 	return status;
-}
-
-static void add_done(struct work *w, size_t bytes)
-{
-	pthread_mutex_lock(&w->lock);
-	w->done += (int64_t)bytes;
-	pthread_cond_signal(&w->change);
-	pthread_mutex_unlock(&w->lock);
 }
 
 static enum moe_status run_copy(struct work *w, const struct job *j)
@@ -282,78 +277,26 @@ static enum moe_status run_copy(struct work *w, const struct job *j)
 	const char *from = j->copy->copy->data;
 	int64_t at = (int64_t)(w->shard->header_bytes + j->copy->at);
 
-	for (size_t i = 0; i < j->bytes && !w->stop; i += COPY_BYTES) {
+	for (size_t i = 0; i < j->bytes && !w->pool.stop; i += COPY_BYTES) {
 		size_t n = MOE_MIN(COPY_BYTES, j->bytes - i);
 
 		MOE_TRY(moe_file_put(w->file, at + (int64_t)i, from + i, n));
 		moe_mapping_forget(from + i, n);
-		add_done(w, n);
+		moe_convert_jobs_done(&w->pool, (int64_t)n);
 	}
 	return MOE_OK;
 }
 
-static void *work_thread(void *arg)
+static enum moe_status run_job(struct moe_convert_jobs *jobs, size_t i)
 {
-	struct work *w = arg;
-	size_t i;
+	struct work *w = jobs->user;
+	const struct job *j = &w->job[i];
 
-	while (!w->stop && (i = w->next++) < w->n_jobs) {
-		const struct job *j = &w->job[i];
-		enum moe_status status = j->copy ? run_copy(w, j) : run_matrix(w, j);
-
-		if (status == MOE_OK) {
-			if (!j->copy)
-				add_done(w, j->bytes);
-			continue;
-		}
-		pthread_mutex_lock(&w->lock);
-		if (w->status == MOE_OK) {
-			w->status = status;
-			snprintf(w->error, sizeof w->error, "%s", moe_last_error());
-		}
-		pthread_mutex_unlock(&w->lock);
-		w->stop = true;
-	}
-	pthread_mutex_lock(&w->lock);
-	w->running--;
-	pthread_cond_signal(&w->change);
-	pthread_mutex_unlock(&w->lock);
-	return NULL;
-}
-
-/* Progress comes from the calling thread. */
-static void watch(struct work *w)
-{
-	struct moe_convert_run *r = w->run;
-	int64_t before = r->done;
-	bool running = true;
-
-	while (running) {
-		struct timespec until;
-
-		clock_gettime(CLOCK_REALTIME, &until);
-		until.tv_nsec += 100000000;
-		until.tv_sec += until.tv_nsec / 1000000000;
-		until.tv_nsec %= 1000000000;
-		pthread_mutex_lock(&w->lock);
-		if (w->running)
-			pthread_cond_timedwait(&w->change, &w->lock, &until);
-		running = w->running > 0;
-		r->done = before + w->done;
-		pthread_mutex_unlock(&w->lock);
-		if (w->stop || !r->progress ||
-		    !r->progress(w->shard->name, r->done, r->total, r->user))
-			continue;
-		pthread_mutex_lock(&w->lock);
-		if (w->status == MOE_OK) {
-			w->status = MOE_ERR_INTERRUPTED;
-			snprintf(w->error, sizeof w->error,
-				 "interrupted: what is complete was kept, the same command goes on "
-				 "with it");
-		}
-		pthread_mutex_unlock(&w->lock);
-		w->stop = true;
-	}
+	if (j->copy)
+		return run_copy(w, j);
+	MOE_TRY(run_matrix(w, j));
+	moe_convert_jobs_done(jobs, (int64_t)j->bytes);
+	return MOE_OK;
 }
 
 static enum moe_status make_jobs(struct work *w)
@@ -388,43 +331,18 @@ static enum moe_status make_jobs(struct work *w)
 	return MOE_OK;
 }
 
-static enum moe_status run_threads(struct work *w)
-{
-	int n = MOE_MIN(w->run->threads, (int)MOE_MIN(w->n_jobs, (size_t)1024)), started = 0;
-	pthread_t *thread = moe_alloc((size_t)MOE_MAX(n, 1), sizeof *thread);
-
-	if (!thread)
-		return moe_fail(MOE_ERR_NOMEM, "out of memory");
-	w->running = n;
-	while (started < n && pthread_create(&thread[started], NULL, work_thread, w) == 0)
-		started++;
-	pthread_mutex_lock(&w->lock);
-	w->running -= n - started;
-	if (n && !started)
-		w->status = MOE_ERR_NOMEM,
-		snprintf(w->error, sizeof w->error, "no thread can be started");
-	pthread_mutex_unlock(&w->lock);
-	watch(w);
-	for (int i = 0; i < started; i++)
-		pthread_join(thread[i], NULL);
-	moe_free(thread);
-	return w->status == MOE_OK ? MOE_OK : moe_fail(w->status, "%s", w->error);
-}
-
 enum moe_status moe_convert_write(struct moe_convert_run *r, int shard, struct moe_file_writer *w)
 {
 	struct work work = { .run = r, .shard = &r->plan->shard[shard], .file = w };
-	enum moe_status status;
+	enum moe_status status = moe_file_put(w, 0, work.shard->header, work.shard->header_bytes);
 
-	pthread_mutex_init(&work.lock, NULL);
-	pthread_cond_init(&work.change, NULL);
-	status = moe_file_put(w, 0, work.shard->header, work.shard->header_bytes);
 	if (status == MOE_OK)
 		status = make_jobs(&work);
+	work.pool = (struct moe_convert_jobs){
+		.run = r, .what = work.shard->name, .n = work.n_jobs, .job = run_job, .user = &work
+	};
 	if (status == MOE_OK)
-		status = run_threads(&work);
+		status = moe_convert_jobs_run(&work.pool);
 	moe_free(work.job);
-	pthread_mutex_destroy(&work.lock);
-	pthread_cond_destroy(&work.change);
 	return status;
 }

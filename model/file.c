@@ -271,6 +271,17 @@ enum moe_status moe_file_put(struct moe_file_writer *w, int64_t at, const void *
 	return MOE_OK;
 }
 
+enum moe_status moe_file_make(const char *path, const void *data, size_t bytes)
+{
+	struct moe_file_writer w = { .fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666),
+				     .path = (char *)(uintptr_t)path };
+	enum moe_status status = w.fd < 0 ? io_error(path, "create") : moe_file_append(&w, data, bytes);
+
+	if (w.fd >= 0 && close(w.fd) != 0 && status == MOE_OK)
+		status = io_error(path, "close");
+	return status;
+}
+
 /* The directory that holds path, as a new string. */
 static char *parent_of(const char *path)
 {

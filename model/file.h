@@ -64,6 +64,9 @@ void moe_file_abort(struct moe_file_writer *w);
 /* begin, append, commit. */
 enum moe_status moe_file_write(const char *path, const void *data, size_t bytes);
 
+/* A new file, neither synced nor hidden while it is written: for folders that are incomplete until they get their name. */
+enum moe_status moe_file_make(const char *path, const void *data, size_t bytes);
+
 /* mkdir -p: an existing directory is fine, an existing file is MOE_ERR_IO. */
 enum moe_status moe_dir_make(const char *path);
 /* Makes renames and creations inside a directory durable. */

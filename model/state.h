@@ -79,6 +79,7 @@ enum moe_status moe_state_open(const char *dir, struct moe_state **out);
 void moe_state_close(struct moe_state *s);
 /* Arrays by name, with moe_safetensors_get/_read_f32; lives until close. */
 const struct moe_safetensors *moe_state_arrays(const struct moe_state *s);
+bool moe_state_has(const struct moe_state *s, const char *key); /* a scalar */
 /* Scalars: MOE_ERR_FORMAT if absent or of another kind. Texts live until close. */
 enum moe_status moe_state_int(const struct moe_state *s, const char *key, int64_t *out);
 enum moe_status moe_state_real(const struct moe_state *s, const char *key, double *out);

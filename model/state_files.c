@@ -238,6 +238,11 @@ const struct moe_safetensors *moe_state_arrays(const struct moe_state *s)
 	return s->arrays;
 }
 
+bool moe_state_has(const struct moe_state *s, const char *key)
+{
+	return moe_json_get(s->scalars, key) != NULL;
+}
+
 enum moe_status moe_state_int(const struct moe_state *s, const char *key, int64_t *out)
 {
 	return int_of(s->scalars, s->path, key, out);

@@ -374,6 +374,12 @@ static void test_refusals(void)
 		  { { "base_model.model.model.layers.0.mlp.shared_expert_gate.weight", 1, 6 } },
 		  MOE_ERR_UNSUPPORTED,
 		  "shared_expert_gate.weight' cannot be used" },
+		{ CONFIG ",\"rank_pattern\":3}", { { Q "A.weight", 2, 6 } }, MOE_ERR_FORMAT, "rank_pattern is not an object" },
+		{ CONFIG ",\"alpha_pattern\":{\"q_proj\":\"4\"}}",
+		  { { Q "A.weight", 2, 6 }, { Q "B.weight", 8, 2 } },
+		  MOE_ERR_FORMAT,
+		  "q_proj is not a number" },
+		{ CONFIG "}", { { 0 } }, MOE_ERR_FORMAT, "holds no tensors" },
 		{ CONFIG ",\"rank_pattern\":{\"((a{1,99}){1,99}){1,99}\":2}}",
 		  { { Q "A.weight", 2, 6 } },
 		  MOE_ERR_UNSUPPORTED,
@@ -594,6 +600,19 @@ static void test_missing_files(void)
 	CU_ASSERT_EQUAL(moe_adapter_write(dir, &s.adapter, "vllm"), MOE_ERR_ARG);
 	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "kt, peft, per-expert"));
 	s.entries[0].rank = 3;
+	s.entries[0].target = MOE_ADAPTER_TARGETS;
+	CU_ASSERT_EQUAL(moe_adapter_write(dir, &s.adapter, NULL), MOE_ERR_ARG);
+	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "adapter entry of layer 0 has target"));
+	s.entries[0].target = MOE_ADAPTER_Q;
+	s.entries[0].weight = s.entries[0].a;
+	CU_ASSERT_EQUAL(moe_adapter_write(dir, &s.adapter, NULL), MOE_ERR_ARG);
+	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "q_proj of layer 0 has a weight"));
+	s.entries[0].weight = NULL;
+	snprintf(path, sizeof path, "%s/fused_expert_lora.safetensors", dir);
+	CU_ASSERT_EQUAL(moe_dir_make(path), MOE_OK);
+	CU_ASSERT_EQUAL(moe_adapter_write(dir, &s.adapter, "peft"), MOE_ERR_IO);
+	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "fused_expert_lora.safetensors: cannot remove"));
+	CU_ASSERT_EQUAL(remove(path), 0);
 	s.entries[2].down_b = NULL;
 	CU_ASSERT_EQUAL(moe_adapter_write(dir, &s.adapter, NULL), MOE_ERR_ARG);
 }

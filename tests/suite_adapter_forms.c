@@ -425,10 +425,30 @@ static void test_kt_refusals(void)
 	CU_ASSERT_EQUAL(moe_safetensors_write(path, items, 5, NULL, 0), MOE_OK);
 	CU_ASSERT_EQUAL(moe_adapter_read(folder("said"), &a), MOE_ERR_FORMAT);
 	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "down_lora_b"));
+	items[6] = (struct moe_st_item){ "layers.1.experts.up_lora_a", MOE_F32, 3, { E, 2, H }, zeros, NULL, NULL };
+	CU_ASSERT_EQUAL(moe_safetensors_write(path, items, 7, NULL, 0), MOE_OK);
+	CU_ASSERT_EQUAL(moe_adapter_read(folder("said"), &a), MOE_ERR_FORMAT);
+	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "layers.1.experts: gate_lora_a and down_lora_a of three dimensions"));
 	items[0].shape[1] = 3;
 	CU_ASSERT_EQUAL(moe_safetensors_write(path, items, 6, NULL, 0), MOE_OK);
 	CU_ASSERT_EQUAL(moe_adapter_read(folder("said"), &a), MOE_ERR_FORMAT);
 	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "rank 3"));
+}
+
+/* alpha 0 adds nothing, and B, which such forms fold the scaling into, cannot say so. */
+static void test_alpha_zero(void)
+{
+	static const char *const forms[] = { "kt", "per-expert" };
+	static struct sample s;
+
+	make_sample(&s, &kinds[8]);
+	for (size_t i = 0; i < s.adapter.n_entries; i++)
+		if (s.entries[i].target == MOE_ADAPTER_EXPERTS)
+			s.entries[i].alpha = s.entries[i].gate_up_alpha = 0;
+	for (size_t i = 0; i < MOE_COUNT(forms); i++) {
+		CU_ASSERT_EQUAL(moe_adapter_write(folder("zero"), &s.adapter, forms[i]), MOE_ERR_UNSUPPORTED);
+		CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "alpha 0 and add nothing"));
+	}
 }
 
 /* ---- names of targets ---- */
@@ -456,6 +476,7 @@ static void test_patterns(void)
 	static const char *const bad[] = { "(?=a)b", "(a)\\1",	   "a*?", "a{1,999}",
 					   "a{2,}",  "(a",	   "[a",  "a{1}{2}{3}",
 					   "\\bq",   "[[:alpha:]]" };
+	char long_text[514] = "";
 	regex_t re;
 
 	for (size_t i = 0; i < MOE_COUNT(good); i++) {
@@ -467,6 +488,9 @@ static void test_patterns(void)
 		}
 		regfree(&re);
 	}
+	memset(long_text, 'a', sizeof long_text - 1);
+	CU_ASSERT_EQUAL(moe_pattern_compile(long_text, false, "lora_targets", &re), MOE_ERR_UNSUPPORTED);
+	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "has more than 512 characters"));
 	for (size_t i = 0; i < MOE_COUNT(bad); i++) {
 		enum moe_status st = moe_pattern_compile(bad[i], false, "lora_targets", &re);
 
@@ -593,6 +617,7 @@ const struct moe_test moe_suite_tests[] = {
 	{ "configurations", test_configurations },
 	{ "B of zeros", test_trained_by_peft },
 	{ "kt refusals", test_kt_refusals },
+	{ "alpha 0", test_alpha_zero },
 	{ "patterns", test_patterns },
 	{ "targets", test_targets },
 	{ "another base model", test_other_base },

@@ -71,10 +71,10 @@ static void test_param_counts(void)
 	}
 }
 
-#define BASE                                                                                       \
+#define BASE_NO_EPS                                                                                \
 	"\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":4,\"num_attention_heads\":4," \
-	"\"num_key_value_heads\":2,\"intermediate_size\":96,\"max_position_embeddings\":128,"      \
-	"\"rms_norm_eps\":1e-6,"
+	"\"num_key_value_heads\":2,\"intermediate_size\":96,\"max_position_embeddings\":128,"
+#define BASE BASE_NO_EPS "\"rms_norm_eps\":1e-6,"
 #define QWEN3                                                                                      \
 	"\"model_type\":\"qwen3_moe\",\"num_experts\":8,\"num_experts_per_tok\":2,"                \
 	"\"moe_intermediate_size\":32,"
@@ -168,6 +168,8 @@ static void test_refusals(void)
 		{ "{\"head_dim\":7," BASE QWEN3 END, MOE_ERR_FORMAT, "odd" },
 		{ "{\"rms_norm_eps\":0," BASE QWEN3 END, MOE_ERR_FORMAT, "rms_norm_eps" },
 		{ "{\"rms_norm_eps\":\"a\"," BASE QWEN3 END, MOE_ERR_FORMAT, "rms_norm_eps" },
+		{ "{" BASE_NO_EPS QWEN3 END, MOE_ERR_FORMAT, "rms_norm_eps is missing" },
+		{ "{\"router_aux_loss_coef\":-1," BASE QWEN3 END, MOE_ERR_FORMAT, "router_aux_loss_coef is -1; 0 or more" },
 		{ "{\"num_experts_per_tok\":9," BASE QWEN3 END, MOE_ERR_FORMAT,
 		  "num_experts_per_tok 9 exceeds num_experts 8" },
 		{ "{\"num_experts_per_tok\":0," BASE QWEN3 END, MOE_ERR_FORMAT,
@@ -190,6 +192,10 @@ static void test_refusals(void)
 		{ "{\"rope_scaling\":{\"type\":\"linear\"}," BASE QWEN3 END, MOE_ERR_FORMAT,
 		  "factor" },
 		{ "{\"rope_scaling\":3," BASE QWEN3 END, MOE_ERR_FORMAT, "rope_" },
+		{ "{\"rope_scaling\":{\"type\":\"linear\",\"factor\":-2}," BASE QWEN3 END, MOE_ERR_FORMAT,
+		  "rope factor -2 must be positive" },
+		{ "{\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"beta_fast\":-1}," BASE QWEN3 END, MOE_ERR_FORMAT,
+		  "rope beta_fast -1, beta_slow 1 and attention_factor 0" },
 		{ "{\"partial_rotary_factor\":0.5," BASE QWEN3 END, MOE_ERR_UNSUPPORTED,
 		  "partial" },
 		{ "{\"use_sliding_window\":true,\"sliding_window\":64," BASE QWEN3 END,

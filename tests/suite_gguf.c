@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GGUF files with hand-made blocks: what each type decodes to, how it is read, and what malformed
  * files are told. */
+#include "tests/gguf_bytes.h"
 #include "tests/harness.h"
 
 #include "model/arch.h"
@@ -9,41 +10,6 @@
 
 #include <math.h>
 #include <stdio.h>
-
-/* A file that is put together. */
-struct file {
-	uint8_t bytes[1 << 16];
-	size_t n;
-};
-
-static void put(struct file *f, const void *data, size_t n)
-{
-	memcpy(f->bytes + f->n, data, n);
-	f->n += n;
-}
-
-static void put32(struct file *f, uint32_t v)
-{
-	put(f, &v, 4);
-}
-
-static void put64(struct file *f, uint64_t v)
-{
-	put(f, &v, 8);
-}
-
-static void put_text(struct file *f, const char *text)
-{
-	put64(f, strlen(text));
-	put(f, text, strlen(text));
-}
-
-static void put_key32(struct file *f, const char *key, uint32_t v)
-{
-	put_text(f, key);
-	put32(f, 4);
-	put32(f, v);
-}
 
 #define H 256
 #define N_TENSORS 14
@@ -75,10 +41,11 @@ struct plan {
 	uint32_t version, type, ndim;
 	uint64_t more_tensors, more_keys, offset;
 	const char *name, *arch;
+	const struct gguf_bytes *key, *tensor; /* one more of each, before those that are always there */
 };
 
 /* blocks: of the last matrix, all experts. The others are F16 zeros. */
-static void make(struct file *f, const struct plan *p, const void *blocks, size_t bytes)
+static void make(struct gguf_bytes *f, const struct plan *p, const void *blocks, size_t bytes)
 {
 	static const char *const keys[] = { "block_count",	    "context_length",
 					    "embedding_length",	    "attention.head_count",
@@ -86,24 +53,23 @@ static void make(struct file *f, const struct plan *p, const void *blocks, size_
 					    "expert_count",	    "expert_used_count" };
 	static const uint32_t values[] = { 1, 64, H, 1, 2, 2, 2, 1 };
 	uint64_t at = 0;
-	float eps = 1e-6f;
 	char key[64];
 
 	f->n = 0;
 	put(f, "GGUF", 4);
 	put32(f, p->version ? p->version : 3);
-	put64(f, N_TENSORS + p->more_tensors);
-	put64(f, 2 + MOE_COUNT(keys) + p->more_keys);
-	put_text(f, "general.architecture");
-	put32(f, 8);
-	put_text(f, p->arch ? p->arch : "qwen3moe");
+	put64(f, N_TENSORS + p->more_tensors + (p->tensor != NULL));
+	put64(f, 2 + MOE_COUNT(keys) + p->more_keys + (p->key != NULL));
+	if (p->key)
+		put(f, p->key->bytes, p->key->n);
+	put_key_text(f, "general.architecture", p->arch ? p->arch : "qwen3moe");
 	for (size_t i = 0; i < MOE_COUNT(keys); i++) {
 		snprintf(key, sizeof key, "qwen3moe.%s", keys[i]);
 		put_key32(f, key, values[i]);
 	}
-	put_text(f, "qwen3moe.attention.layer_norm_rms_epsilon");
-	put32(f, 6);
-	put(f, &eps, 4);
+	put_key_float(f, "qwen3moe.attention.layer_norm_rms_epsilon", 1e-6f);
+	if (p->tensor)
+		put(f, p->tensor->bytes, p->tensor->n);
 	for (int i = 0; i < N_TENSORS; i++) {
 		bool last = i == N_TENSORS - 1;
 		uint64_t count = 2;
@@ -125,7 +91,7 @@ static void make(struct file *f, const struct plan *p, const void *blocks, size_
 
 static const char *dir;
 
-static const char *write_file(const struct file *f, size_t n)
+static const char *write_file(const struct gguf_bytes *f, size_t n)
 {
 	static char path[512];
 
@@ -135,7 +101,7 @@ static const char *write_file(const struct file *f, size_t n)
 }
 
 /* Expert e's gate: what it means, and what it is read as. */
-static void read_gate(const struct file *f, int e, float *meant, float *as,
+static void read_gate(const struct gguf_bytes *f, int e, float *meant, float *as,
 		      struct moe_coding *coding)
 {
 	struct moe_safetensors *st = NULL;
@@ -164,7 +130,7 @@ static void put_half(uint8_t *at, float v)
 static void check_exact(const struct plan *p, const uint8_t *blocks, size_t bytes,
 			const float *want, int bits, int64_t group)
 {
-	static struct file f;
+	static struct gguf_bytes f;
 	struct moe_coding coding;
 	float meant[H], as[H];
 
@@ -224,7 +190,7 @@ static void test_q6_k(void)
 static void check_near(const struct plan *p, const uint8_t *blocks, size_t bytes, const float *want,
 		       const float *d)
 {
-	static struct file f;
+	static struct gguf_bytes f;
 	struct moe_coding coding;
 	float meant[H], as[H];
 
@@ -282,7 +248,7 @@ static void test_q4_1_and_q4_k(void)
 
 /* ---- malformed ---- */
 
-static void check_refused(const struct file *f, size_t n, enum moe_status want, const char *text)
+static void check_refused(const struct gguf_bytes *f, size_t n, enum moe_status want, const char *text)
 {
 	struct moe_safetensors *st = NULL;
 	enum moe_status got = moe_safetensors_open(write_file(f, n), &st);
@@ -298,7 +264,7 @@ static void check_refused(const struct file *f, size_t n, enum moe_status want, 
 
 static void test_malformed(void)
 {
-	static struct file f;
+	static struct gguf_bytes f;
 	static const uint8_t blocks[16 * 34];
 	static const struct {
 		struct plan plan;
@@ -346,9 +312,128 @@ static void test_malformed(void)
 	check_refused(&f, f.n, MOE_ERR_FORMAT, "no GGUF file");
 }
 
+/* ---- keys and tensors that cannot be ---- */
+
+enum { U32 = 4, F32 = 6, ARRAY = 9, U64 = 10 }; /* of values */
+
+/* Puts `with` of the same length in the place of a name, or changes 4 bytes that far behind it. */
+static void spoil(struct gguf_bytes *f, const char *name, const char *with, size_t behind, uint32_t value)
+{
+	size_t n = strlen(name);
+
+	for (size_t i = 0; i + n <= f->n; i++) {
+		if (memcmp(f->bytes + i, name, n))
+			continue;
+		if (with)
+			memcpy(f->bytes + i, with, n);
+		else
+			memcpy(f->bytes + i + n + behind, &value, 4);
+		return;
+	}
+	CU_FAIL("no such name");
+}
+
+static void test_spoilt(void)
+{
+	static struct gguf_bytes f;
+	static const uint8_t blocks[16 * 34];
+	static const struct {
+		const char *name, *with; /* or, with NULL: */
+		size_t behind;
+		uint32_t value;
+		const char *text;
+	} bad[] = {
+		{ "general.architecture", "general.architectura", 0, 0, "general.architecture is missing" },
+		{ "qwen3moe.block_count", "qwen3moe.block_cound", 0, 0, "key 'qwen3moe.block_count' is missing" },
+		{ "norm_rms_epsilon", "norm_rms_epsilom", 0, 0, "layer_norm_rms_epsilon' is missing" },
+		{ "qwen3moe.expert_count", NULL, 4, 0, "a dense 'qwen3moe' (qwen3moe.expert_count is 0)" },
+		{ "qwen3moe.block_count", NULL, 4, 0, "key 'qwen3moe.block_count' is 0; 1 to" },
+		{ "value_length", NULL, 4, 4, "heads have 2 columns of keys, 4 of values" },
+		{ "norm_rms_epsilon", NULL, 4, 0x7f800000, "layer_norm_rms_epsilon' is not finite" },
+		{ "qwen3moe.block_count", NULL, 0, F32, "'qwen3moe.block_count' is not an integer" },
+		{ "qwen3moe.block_count", NULL, 0, 99, "'qwen3moe.block_count' has the value type 99" },
+		{ "blk.0.ffn_gate_exps.weight", NULL, 4, 0, "has the size 0 in dimension 0" },
+		{ "blk.0.ffn_gate_exps.weight", NULL, 8, 0x7fffffff, "the shape of tensor 'blk.0.ffn_gate_exps.weight'" },
+		{ "blk.0.ffn_gate_exps.weight", NULL, 4, 250, "rows of 250 weights; Q8_0 needs a multiple of 32" },
+		{ "blk.0.attn_q_norm.weight", "blk.0.attn_z_norm.weight", 0, 0, "'blk.0.attn_z_norm.weight' has no place" },
+		{ "blk.0.attn_q_norm.weight", "blk.7.attn_q_norm.weight", 0, 0, "is of layer 7; there are 1" },
+		{ "blk.0.ffn_norm.weight", "blk.000.attn_q.weight", 0, 0, "q_proj.weight is there already" },
+		{ "blk.0.attn_norm.weight", NULL, 12, 8, "quantised tensors are matrices" },
+	};
+
+	for (size_t i = 0; i < MOE_COUNT(bad); i++) {
+		enum moe_status st = strstr(bad[i].text, "dense") || strstr(bad[i].text, "heads") || strstr(bad[i].text, "no place")
+					     ? MOE_ERR_UNSUPPORTED
+					     : MOE_ERR_FORMAT;
+
+		make(&f, &(struct plan){ .type = 8 }, blocks, sizeof blocks);
+		spoil(&f, bad[i].name, bad[i].with, bad[i].behind, bad[i].value);
+		check_refused(&f, f.n, st, bad[i].text);
+	}
+}
+
+static void test_spoilt_keys(void)
+{
+	static struct gguf_bytes f, key;
+	static const uint8_t blocks[16 * 34];
+	static const struct {
+		const char *name;
+		uint32_t type, inner; /* inner: of an array's values */
+		uint64_t value;	      /* or how many */
+		const char *text;
+	} bad[] = {
+		{ "general.alignment", U32, 0, 24, "general.alignment is 24; a power of two" },
+		{ "general.alignment", U64, 0, 1ull << 63, "'general.alignment' is 9223372036854775808, beyond" },
+		{ "split.count", U32, 0, 3, "one of 3 files, 1 found" },
+		{ "split.tensors.count", U32, 0, 99, "the files have 14 tensors, split.tensors.count is 99" },
+		{ "x.y", ARRAY, 99, 0, "'x.y' is an array of type 99" },
+		{ "x.y", ARRAY, U32, 1ull << 40, "'x.y' has 1099511627776 values, more than the file" },
+		{ "qwen3moe.rope.scaling.type", U32, 0, 1, "'qwen3moe.rope.scaling.type' is not a text" },
+	};
+
+	for (size_t i = 0; i < MOE_COUNT(bad); i++) {
+		key.n = 0;
+		put_text(&key, bad[i].name);
+		put32(&key, bad[i].type);
+		if (bad[i].type == ARRAY)
+			put32(&key, bad[i].inner);
+		if (bad[i].type == U32)
+			put32(&key, (uint32_t)bad[i].value);
+		else
+			put64(&key, bad[i].value);
+		make(&f, &(struct plan){ .type = 8, .key = &key }, blocks, sizeof blocks);
+		check_refused(&f, f.n, MOE_ERR_FORMAT, bad[i].text);
+	}
+}
+
+static void test_spoilt_tensors(void)
+{
+	static struct gguf_bytes f, tensor;
+	static const uint8_t blocks[16 * 34];
+	static const struct {
+		const char *name;
+		enum moe_status status;
+		const char *text;
+	} bad[] = {
+		{ "rope_freqs.weight", MOE_ERR_UNSUPPORTED, "'rope_freqs.weight' scales rotary frequencies" },
+		{ "blk.0.ffn_gate_shexp.weight", MOE_ERR_FORMAT, "'blk.0.ffn_gate_exps.weight' and its like have wrong shapes" },
+	};
+
+	for (size_t i = 0; i < MOE_COUNT(bad); i++) {
+		tensor.n = 0;
+		put_text(&tensor, bad[i].name);
+		put32(&tensor, 1);
+		put64(&tensor, 16);
+		put32(&tensor, 1);
+		put64(&tensor, 0);
+		make(&f, &(struct plan){ .type = 8, .tensor = &tensor }, blocks, sizeof blocks);
+		check_refused(&f, f.n, bad[i].status, bad[i].text);
+	}
+}
+
 static void test_config(void)
 {
-	static struct file f;
+	static struct gguf_bytes f;
 	static const uint8_t blocks[16 * 34];
 	static struct moe_arch arch;
 
@@ -368,6 +453,9 @@ const struct moe_test moe_suite_tests[] = {
 	{ "Q6_K is exact", test_q6_k },
 	{ "Q4_1 and Q4_K come near", test_q4_1_and_q4_k },
 	{ "malformed files are refused by name", test_malformed },
+	{ "spoilt names, types and sizes", test_spoilt },
+	{ "keys that cannot be", test_spoilt_keys },
+	{ "tensors that cannot be", test_spoilt_tensors },
 	{ "config", test_config },
 	{ NULL, NULL },
 };

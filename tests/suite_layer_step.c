@@ -392,7 +392,7 @@ static void errors(void)
 	adamw.max_grad_norm = 0;
 	adamw.beta1 = 2;
 	CHECK_ERROR(moe_optimizer_step(o, &adamw), MOE_ERR_ARG, "beta1 2");
-	CHECK_ERROR(moe_optimizer_wait(o, 1, NULL), MOE_ERR_ARG, "step 1 of 0");
+	CHECK_ERROR(moe_optimizer_wait(o, 1, NULL), MOE_ERR_ARG, "step 1; 0 (the last one) to 0");
 	CHECK_OK(moe_optimizer_wait(o, 0, NULL));
 	CHECK_ERROR(moe_rows_create(p.e, NULL, 9, &rows), MOE_ERR_ARG, "no data");
 	CHECK_ERROR(moe_rows_create(p.e, p.d[0].x, 0, &rows), MOE_ERR_ARG, "0 tokens");

@@ -119,7 +119,7 @@ static void damaged_fields(void)
 	static const char *const bad[] = { "0", "-1", "\"3\"", "null", "1e999", "{}" };
 	struct moe_machine_rates_file f = claimed("ref", 1);
 	const char *path = machine_path("good.json");
-	char *good, from[64], to[64];
+	char *good, from[64], to[128];
 	size_t bytes;
 
 	CHECK_OK(moe_machine_file_write(path, &f));
@@ -140,6 +140,9 @@ static void damaged_fields(void)
 	}
 	damage(good, "moesaic-machine-1", "moesaic-machine-2", "moesaic-machine-2");
 	damage(good, "\"forward_gflops\":\t[", "\"forward_gflops\":\t[1, ", "forward_gflops");
+	damage(good, "\"ref\":\t{", "\"ref\":\t3, \"x\":\t{", "isa.ref is not an object");
+	damage(good, "\"ref\":", "\"a name of a table that no table of kernels will ever have, for it is far too long\":",
+	       "isa has too many or too long names");
 	damage(good, "\"forward_gflops\":\t[",
 	       "\"forward_gflops\":\t[0, 1, 1, 1, 1, 1, 1, 1, 1], \"x\": [",
 	       "isa.ref.forward_gflops[0]");

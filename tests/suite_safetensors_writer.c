@@ -4,6 +4,7 @@
 #include "tests/harness.h"
 #include "model/file.h"
 #include "model/readers/safetensors.h"
+#include "model/readers/safetensors_sum.h"
 #include "model/readers/safetensors_writer.h"
 
 #include <dirent.h>
@@ -57,8 +58,17 @@ static void test_writer_refusals(void)
 		.name = "a", .dtype = MOE_F32, .ndim = 1, .shape = { 1 }, .data = small_values
 	};
 	struct moe_st_item bad[6] = { good, good, good, good, good, good };
-	struct moe_st_item twice[2] = { good, good };
+	struct moe_st_item twice[2] = { good, good }, large[5] = { good, good, good, good, good };
+	const struct {
+		struct moe_st_meta entry;
+		const char *says;
+	} meta[] = {
+		{ { MOE_ST_SUM_KEY, "0" }, "is the writer's own" },
+		{ { "key", "\xff" }, "metadata 'key' is not UTF-8" },
+	};
 
+	for (size_t i = 0; i < MOE_COUNT(large); i++)
+		large[i].shape[0] = INT64_MAX / 4;
 	bad[0].name = "";
 	bad[1].name = "__metadata__";
 	bad[2].name = "\xff";
@@ -68,6 +78,12 @@ static void test_writer_refusals(void)
 	for (int i = 0; i < 6; i++)
 		CU_ASSERT_EQUAL(moe_safetensors_write(path, &bad[i], 1, NULL, 0), MOE_ERR_ARG);
 	CU_ASSERT_EQUAL(moe_safetensors_write(path, twice, 2, NULL, 0), MOE_ERR_ARG);
+	for (size_t i = 0; i < MOE_COUNT(meta); i++) {
+		CU_ASSERT_EQUAL(moe_safetensors_write(path, twice, 1, &meta[i].entry, 1), MOE_ERR_ARG);
+		CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), meta[i].says));
+	}
+	CU_ASSERT_EQUAL(moe_safetensors_write(path, large, MOE_COUNT(large), NULL, 0), MOE_ERR_ARG);
+	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "the sizes of the tensors overflow"));
 	CU_ASSERT(!moe_path_exists(path));
 	CU_ASSERT_EQUAL(moe_safetensors_write(temp_path("no/such/dir"), &good, 1, NULL, 0),
 			MOE_ERR_IO);

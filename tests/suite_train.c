@@ -174,6 +174,11 @@ static void refusals(void)
 	p.schedule = "zigzag";
 	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, NULL), MOE_ERR_ARG);
 	p.schedule = NULL;
+	p.max_steps = 0;
+	p.epochs = 1e12;
+	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, NULL), MOE_ERR_ARG);
+	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "1e+12 epochs of"));
+	p.max_steps = 1;
 	p.data = "/nowhere";
 	CU_ASSERT_EQUAL(train(&p, 2, NULL, &s, NULL), MOE_ERR_IO);
 	p.data = data;

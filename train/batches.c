@@ -52,6 +52,8 @@ enum moe_status moe_epoch_create(const struct moe_tokens *t, const struct moe_or
 		tokens += n;
 	}
 	out->micro[out->n_micro] = t->n_rows;
+	if (p->drop_last && t->n_rows - out->micro[out->n_micro - 1] < p->batch_size)
+		out->n_micro--;
 	out->n_steps = (out->n_micro + p->accumulation - 1) / p->accumulation;
 	return MOE_OK;
 }

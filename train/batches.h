@@ -15,6 +15,7 @@ struct moe_order_params {
 	int batch_tokens; /* > 0 */
 	int accumulation; /* micro-batches per step */
 	bool keep_order;
+	bool drop_last; /* with batch_size: an epoch's last micro-batch only where it is as large */
 	uint64_t seed;
 };
 

@@ -168,6 +168,8 @@ static enum moe_status write_state(const char *dir, const struct moe_train_array
 		{ .key = "accumulation", .kind = MOE_SCALAR_INT, .i = p->accumulation },
 		{ .key = "keep_order", .kind = MOE_SCALAR_INT, .i = p->keep_order },
 		{ .key = "packs", .kind = MOE_SCALAR_INT, .i = p->packs },
+		{ .key = "order_seed", .kind = MOE_SCALAR_INT, .i = p->order_seed },
+		{ .key = "drop_last", .kind = MOE_SCALAR_INT, .i = p->drop_last },
 	};
 	enum moe_status st = MOE_ERR_NOMEM;
 
@@ -214,17 +216,28 @@ enum moe_status moe_train_state_save(const struct moe_decoder *d, const char *di
 	return st;
 }
 
+static enum moe_status order_differs(const char *key, int64_t have, int64_t want)
+{
+	return moe_fail(MOE_ERR_ARG,
+			"the checkpoint was made with %s %lld, this run has %lld: the data would come in another order; "
+			"resume with what it was made with, or begin anew (--overwrite)",
+			key, (long long)have, (long long)want);
+}
+
 static enum moe_status check_int(const struct moe_state *s, const char *key, int64_t want)
 {
 	int64_t have;
 
 	MOE_TRY(moe_state_int(s, key, &have));
-	if (have != want)
-		return moe_fail(MOE_ERR_ARG,
-				"the checkpoint was made with %s %lld, this run has %lld: the data "
-				"would come in another order",
-				key, (long long)have, (long long)want);
-	return MOE_OK;
+	return have == want ? MOE_OK : order_differs(key, have, want);
+}
+
+/* Of a key younger than the format: what a checkpoint without it was made with. */
+static enum moe_status check_younger(const struct moe_state *s, const char *key, int64_t want, int64_t without)
+{
+	if (moe_state_has(s, key))
+		return check_int(s, key, want);
+	return want == without ? MOE_OK : order_differs(key, without, want);
 }
 
 static enum moe_status load_progress(const struct moe_state *s, struct moe_train_progress *p)
@@ -234,13 +247,16 @@ static enum moe_status load_progress(const struct moe_state *s, struct moe_train
 	MOE_TRY(moe_state_text(s, "data_hash", &hash));
 	if (strcmp(hash, p->data_hash ? p->data_hash : ""))
 		return moe_fail(MOE_ERR_ARG,
-				"the checkpoint was made with other data (hash %.16s...)", hash);
+				"the checkpoint was made with other data (hash %.16s...): resume with those, or begin anew (--overwrite)",
+				hash);
 	MOE_TRY(check_int(s, "seed", (int64_t)p->seed));
 	MOE_TRY(check_int(s, "batch_size", p->batch_size));
 	MOE_TRY(check_int(s, "batch_tokens", p->batch_tokens));
 	MOE_TRY(check_int(s, "accumulation", p->accumulation));
 	MOE_TRY(check_int(s, "keep_order", p->keep_order));
 	MOE_TRY(check_int(s, "packs", p->packs));
+	MOE_TRY(check_younger(s, "order_seed", p->order_seed, (int64_t)p->seed));
+	MOE_TRY(check_younger(s, "drop_last", p->drop_last, 0));
 	MOE_TRY(moe_state_int(s, "step", &p->step));
 	MOE_TRY(moe_state_int(s, "tokens", &p->tokens));
 	MOE_TRY(moe_state_int(s, "trained_tokens", &p->trained_tokens));
@@ -284,8 +300,8 @@ static enum moe_status load_array(const struct moe_state *s, const struct moe_tr
 		snprintf(name, sizeof name, "%s.%s", a->name, saved[f].name);
 		if (!moe_safetensors_find(moe_state_arrays(s), name)) {
 			st = moe_fail(MOE_ERR_ARG,
-				      "the checkpoint has no %s: it was made with another method, "
-				      "masters or targets",
+				      "the checkpoint has no %s: it was made with another method, masters or targets; resume with "
+				      "those, or begin anew (--overwrite)",
 				      name);
 			break;
 		}
@@ -312,7 +328,8 @@ enum moe_status moe_train_state_load(const struct moe_decoder *d, const char *di
 	count = st == MOE_OK ? moe_safetensors_count(moe_state_arrays(s)) : 0;
 	if (st == MOE_OK && count != n * MOE_COUNT(saved) + 1)
 		st = moe_fail(MOE_ERR_ARG,
-			      "the checkpoint has %zu arrays, this run has %zu: other targets",
+			      "the checkpoint has %zu arrays, this run has %zu: other targets; resume with those it was made with, "
+			      "or begin anew (--overwrite)",
 			      count, n * MOE_COUNT(saved) + 1);
 	if (st == MOE_OK)
 		st = load_expert_rows(s, p);

@@ -48,7 +48,7 @@ struct moe_train_progress {
 	/* what the order of the data depends on */
 	const char *data_hash; /* NULL: "" */
 	uint64_t seed;
-	int64_t batch_size, batch_tokens, accumulation, keep_order, packs;
+	int64_t order_seed, batch_size, batch_tokens, accumulation, keep_order, drop_last, packs;
 };
 /* Values, moments and progress into dir (state.safetensors, state.json). */
 enum moe_status moe_train_state_save(const struct moe_decoder *d, const char *dir,

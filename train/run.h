@@ -39,11 +39,14 @@ struct moe_run {
 	struct moe_order_params order;
 	struct moe_epoch epoch;
 	int64_t epoch_number, total_steps, steps_per_epoch;
+	int64_t log_every, eval_every, save_every; /* steps; save_every 0: never, log_every 0: no step */
 	double learning_rate; /* highest */
 	struct moe_schedule schedule;
 	struct moe_step step[MOE_STEPS_IN_FLIGHT];
 	struct moe_train_log log;
 	struct moe_train_progress progress;
+	double loss_sum; /* of the steps since the last line of the log */
+	int64_t loss_steps;
 	struct moe_expert_stats experts;
 	double clock, started; /* end of the last accounted step */
 	struct moe_idle idle;  /* then */
@@ -65,11 +68,8 @@ enum moe_status moe_run_finish_step(struct moe_run *r, struct moe_step *s);
 /* All steps before `next`. */
 enum moe_status moe_run_drain(struct moe_run *r, int64_t next);
 
-/* There are evaluations, and every so many steps (or from one to the next, at least). */
+/* There are evaluations. */
 bool moe_run_evaluates(const struct moe_run *r);
-int64_t moe_run_eval_every(const struct moe_run *r);
-/* Checkpoints by number of steps; 0: none. */
-int64_t moe_run_save_every(const struct moe_run *r);
 bool moe_run_saves_best(const struct moe_run *r);
 /* The evaluation before the first step, where it is asked for. */
 enum moe_status moe_run_begin(struct moe_run *r);

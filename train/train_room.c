@@ -36,11 +36,11 @@ static enum moe_status result_bytes(const struct moe_run *r, int64_t *bytes)
 static int64_t most_checkpoints(const struct moe_run *r)
 {
 	const struct moe_trainer_params *p = r->p;
-	int64_t left = r->total_steps - r->progress.step, every = moe_run_save_every(r),
+	int64_t left = r->total_steps - r->progress.step, every = r->save_every,
 		n = every > 0 ? left / every + (p->save_steps < 0) : 0;
 
 	if (moe_run_saves_best(r))
-		n += left / MOE_MAX(1, moe_run_eval_every(r));
+		n += left / r->eval_every;
 	return MOE_MIN(n, (int64_t)moe_run_save_limit(r) + 1 + moe_run_saves_best(r));
 }
 
@@ -71,11 +71,10 @@ enum moe_status moe_run_check_room(struct moe_run *r)
 	return moe_fail(
 		MOE_ERR_NOFIT,
 		"%s: the file system has %s left, this run needs %s: %s %s, %lld checkpoint%s of "
-		"%s at a time. Make "
-		"room, keep fewer (--save-total-limit, --save-steps), or name another --output-dir",
+		"%s at a time. Make room, %sor name another --output-dir",
 		r->p->output_dir, moe_size((int64_t)room).text, moe_size(need).text,
 		r->t->whole ? "the model" : "the adapter", moe_size(result).text, (long long)n,
-		n == 1 ? "" : "s", moe_size(state).text);
+		n == 1 ? "" : "s", moe_size(state).text, n ? "keep fewer (--save-total-limit, --save-steps), " : "");
 }
 
 enum moe_status moe_run_check_state_room(struct moe_run *r)

@@ -37,16 +37,6 @@ bool moe_run_evaluates(const struct moe_run *r)
 	return r->eval_tokens && r->p->eval_steps >= 0;
 }
 
-int64_t moe_run_eval_every(const struct moe_run *r)
-{
-	return r->p->eval_steps > 0 ? r->p->eval_steps : r->steps_per_epoch;
-}
-
-int64_t moe_run_save_every(const struct moe_run *r)
-{
-	return r->p->save_steps < 0 ? r->steps_per_epoch : r->p->save_steps;
-}
-
 bool moe_run_saves_best(const struct moe_run *r)
 {
 	return moe_run_evaluates(r) && (r->p->load_best || r->p->save_best);
@@ -83,9 +73,9 @@ static enum moe_status write_log_state(struct moe_run *r, const char *dir, int64
 {
 	struct moe_log_summary s = {
 		.total_steps = r->total_steps,
-		.logging_steps = MOE_MAX(1, r->p->logging_steps),
-		.eval_steps = moe_run_evaluates(r) ? moe_run_eval_every(r) : 0,
-		.save_steps = moe_run_save_every(r),
+		.logging_steps = r->log_every,
+		.eval_steps = moe_run_evaluates(r) ? r->eval_every : 0,
+		.save_steps = r->save_every,
 		.tokens = r->progress.tokens,
 		.epochs = (r->total_steps + r->steps_per_epoch - 1) / MOE_MAX(1, r->steps_per_epoch),
 		.batch_size = r->p->batch_size,
@@ -175,15 +165,13 @@ static bool eval_due(const struct moe_run *r, int64_t step)
 		return false;
 	if (step == r->total_steps)
 		return true;
-	return step % moe_run_eval_every(r) == 0 && passed >= r->p->eval_delay;
+	return step % r->eval_every == 0 && passed >= r->p->eval_delay;
 }
 
 /* By epochs an epoch that max_steps cuts short counts too. */
 static bool save_due(const struct moe_run *r, int64_t step)
 {
-	int64_t every = moe_run_save_every(r);
-
-	return (every > 0 && step % every == 0) || (r->p->save_steps < 0 && step == r->total_steps);
+	return (r->save_every > 0 && step % r->save_every == 0) || (r->p->save_steps < 0 && step == r->total_steps);
 }
 
 /* Evaluation is not training time. */

@@ -26,6 +26,55 @@ static enum moe_status make_schedule(const struct moe_trainer_params *p, int64_t
 				   out);
 }
 
+/* A number of steps, or a share of them all; negative: what `lowest` and the numbers up to 0 stand for. */
+static enum moe_status check_every(const char *name, double steps, double lowest)
+{
+	bool whole = steps == floor(steps) && steps >= lowest && steps <= INT32_MAX;
+
+	if (whole || (steps > 0 && steps < 1))
+		return MOE_OK;
+	return moe_fail(MOE_ERR_ARG, "%s is %g; a whole number of steps, or a share of all steps below 1, are possible", name, steps);
+}
+
+static int64_t every(const struct moe_run *r, double steps)
+{
+	return steps > 0 && steps < 1 ? (int64_t)ceil(steps * (double)r->total_steps) : (int64_t)steps;
+}
+
+/* What is done how often, when the number of steps is known. */
+static void set_intervals(struct moe_run *r)
+{
+	const struct moe_trainer_params *p = r->p;
+
+	r->log_every = p->logging_steps == -2 ? 0 : p->logging_steps < 0 ? r->steps_per_epoch : MOE_MAX(1, every(r, p->logging_steps));
+	r->eval_every = p->eval_steps > 0 ? every(r, p->eval_steps) : r->steps_per_epoch;
+	r->save_every = p->save_steps < 0 ? r->steps_per_epoch : every(r, p->save_steps);
+}
+
+static enum moe_status check_not_negative(const struct moe_trainer_params *p)
+{
+	const struct {
+		const char *name;
+		double value;
+	} all[] = {
+		{ "batch_size", p->batch_size },
+		{ "batch_tokens", p->batch_tokens },
+		{ "accumulation", p->accumulation },
+		{ "epochs", p->epochs },
+		{ "max_steps", (double)p->max_steps },
+		{ "warmup_steps", (double)p->warmup_steps },
+		{ "max_grad_norm", p->max_grad_norm },
+		{ "weight_decay", p->weight_decay },
+		{ "save_total_limit", p->save_total_limit },
+		{ "eval_delay", p->eval_delay },
+	};
+
+	for (size_t i = 0; i < MOE_COUNT(all); i++)
+		if (!(all[i].value >= 0))
+			return moe_fail(MOE_ERR_ARG, "%s is %g; 0 or more is possible", all[i].name, all[i].value);
+	return MOE_OK;
+}
+
 enum moe_status moe_train_check_params(const struct moe_trainer_params *p)
 {
 	struct moe_schedule schedule;
@@ -35,7 +84,7 @@ enum moe_status moe_train_check_params(const struct moe_trainer_params *p)
 	if (!p->data || !p->output_dir)
 		return moe_fail(MOE_ERR_ARG, "training needs data and an output directory");
 	if (p->learning_rate < 0 || !isfinite(p->learning_rate))
-		return moe_fail(MOE_ERR_ARG, "learning_rate is %g", p->learning_rate);
+		return moe_fail(MOE_ERR_ARG, "learning_rate is %g; 0 (1e-4) or more is possible", p->learning_rate);
 	if (p->warmup_ratio < 0 || p->warmup_ratio > 1)
 		return moe_fail(MOE_ERR_ARG, "warmup_ratio is %g; 0 to 1 are possible",
 				p->warmup_ratio);
@@ -43,13 +92,12 @@ enum moe_status moe_train_check_params(const struct moe_trainer_params *p)
 	    (p->eval_split > 1 && p->eval_split != floor(p->eval_split)))
 		return moe_fail(MOE_ERR_ARG, "eval_split is %g; a share below 1 or a whole number of documents are possible",
 				p->eval_split);
-	if (p->batch_size < 0 || p->batch_tokens < 0 || p->accumulation < 0 || p->epochs < 0 ||
-	    p->max_steps < 0 || p->warmup_steps < 0 || p->max_grad_norm < 0 || p->weight_decay < 0)
-		return moe_fail(MOE_ERR_ARG, "a trainer parameter is negative");
-	if (p->eval_steps < -1 || p->save_steps < -1 || p->logging_steps < 0 || p->save_total_limit < 0 || !(p->eval_delay >= 0))
-		return moe_fail(MOE_ERR_ARG, "logging, evaluation or saving every %d, %d, %d steps, %d checkpoints, from %g on: "
-					     "a number is negative",
-				p->logging_steps, p->eval_steps, p->save_steps, p->save_total_limit, p->eval_delay);
+	MOE_TRY(check_not_negative(p));
+	MOE_TRY(check_every("logging_steps", p->logging_steps, -2));
+	MOE_TRY(check_every("eval_steps", p->eval_steps, -1));
+	MOE_TRY(check_every("save_steps", p->save_steps, -1));
+	if (p->drop_last && !p->batch_size)
+		return moe_fail(MOE_ERR_ARG, "drop_last goes with batch_size: micro-batches by tokens have no number of rows to fall short of");
 	if ((p->load_best || p->save_best) && (p->eval_steps < 0 || (!p->eval_data && !(p->eval_split > 0))))
 		return moe_fail(MOE_ERR_ARG, "the best checkpoint is found by evaluation: give "
 					     "evaluation data or eval_split%s",
@@ -141,8 +189,12 @@ static enum moe_status open_data(struct moe_run *r)
 					   .batch_tokens = p->batch_tokens ? p->batch_tokens : 8192,
 					   .accumulation = MOE_MAX(1, p->accumulation),
 					   .keep_order = p->keep_order,
-					   .seed = p->seed };
+					   .drop_last = p->drop_last,
+					   .seed = p->order_seeded ? p->order_seed : p->seed };
 	MOE_TRY(moe_epoch_create(r->tokens, &r->order, 0, &r->epoch));
+	if (!r->epoch.n_steps)
+		return moe_fail(MOE_ERR_ARG, "%s has %lld rows, fewer than batch_size %d, and drop_last leaves them out: a smaller batch_size, or without drop_last",
+				p->data, (long long)r->tokens->n_rows, p->batch_size);
 	r->steps_per_epoch = r->epoch.n_steps;
 	if (!p->max_steps && !(epochs * (double)r->steps_per_epoch < (double)INT32_MAX))
 		return moe_fail(MOE_ERR_ARG, "%g epochs of %lld steps; at most %d steps are possible", epochs,
@@ -150,6 +202,7 @@ static enum moe_status open_data(struct moe_run *r)
 	r->total_steps =
 		p->max_steps ? p->max_steps : (int64_t)ceil(epochs * (double)r->steps_per_epoch);
 	r->learning_rate = p->learning_rate > 0 ? p->learning_rate : DEFAULT_RATE;
+	set_intervals(r);
 	return make_schedule(p, r->total_steps, &r->schedule);
 }
 
@@ -189,11 +242,13 @@ static enum moe_status resume(struct moe_run *r)
 	enum moe_status st;
 
 	p->data_hash = r->tokens->hash;
-	p->seed = r->order.seed;
+	p->seed = r->p->seed;
+	p->order_seed = (int64_t)r->order.seed;
 	p->batch_size = r->order.batch_size;
 	p->batch_tokens = r->order.batch_tokens;
 	p->accumulation = r->order.accumulation;
 	p->keep_order = r->order.keep_order;
+	p->drop_last = r->order.drop_last;
 	p->packs = r->tokens->n_rows;
 	p->last_loss = p->eval_loss = p->best_loss = NAN;
 	p->expert_rows = r->experts.rows;
@@ -216,7 +271,7 @@ static enum moe_status resume(struct moe_run *r)
 	moe_free(latest);
 	if (st == MOE_OK && p->step > r->total_steps)
 		st = moe_fail(MOE_ERR_ARG,
-			      "the checkpoint is of step %lld, this run ends at step %lld",
+			      "the checkpoint is of step %lld, this run ends at step %lld: give it more epochs or max_steps",
 			      (long long)p->step, (long long)r->total_steps);
 	return st;
 }

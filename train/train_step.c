@@ -77,7 +77,7 @@ static enum moe_status submit_micro(struct moe_run *r, struct moe_step *s, int m
 		.batch = s->micro[m].batch,
 		.router = s->router + m * t->decoder->n_layers,
 		.share = (double)s->micro[m].batch.T / (double)s->tokens,
-		.drop = { .on = true, .seed = r->order.seed, .step = s->number },
+		.drop = { .on = true, .seed = r->p->seed, .step = s->number },
 	};
 
 	for (int i = 0; i < m; i++)
@@ -199,6 +199,26 @@ static enum moe_status diverged(struct moe_run *r, struct moe_step *s, double lo
 			isnan(s->norm.norm) ? NAN : s->norm.norm, bad); /* no "-nan" */
 }
 
+/* The loss of a line is the mean of the steps since the last one, those that are finite, as in transformers. */
+static enum moe_status log_step(struct moe_run *r, struct moe_train_event *e)
+{
+	struct moe_train_event line = *e;
+
+	if (isfinite(e->loss)) {
+		r->loss_sum += e->loss;
+		r->loss_steps++;
+	}
+	e->logged = (e->step == 1 && r->p->log_first) ||
+		    (r->log_every && (e->step % r->log_every == 0 || e->step == r->total_steps));
+	if (!e->logged)
+		return MOE_OK;
+	if (r->loss_steps)
+		line.loss = r->loss_sum / (double)r->loss_steps;
+	r->loss_sum = 0;
+	r->loss_steps = 0;
+	return moe_run_log(r, &line, false);
+}
+
 /* Waits for a step and accounts for it. */
 enum moe_status moe_run_finish_step(struct moe_run *r, struct moe_step *s)
 {
@@ -240,9 +260,7 @@ enum moe_status moe_run_finish_step(struct moe_run *r, struct moe_step *s)
 	e.unused_experts = r->experts.unused;
 	r->progress.skipped += !good;
 	e.skipped = r->progress.skipped;
-	if (s->number % MOE_MAX(1, r->p->logging_steps) == 0 || s->number == r->total_steps ||
-	    (s->number == 1 && r->p->log_first))
-		MOE_TRY(moe_run_log(r, &e, false));
+	MOE_TRY(log_step(r, &e));
 	moe_run_notify(r, &e);
 	if (!good && !r->p->skip_non_finite)
 		return diverged(r, s, e.loss);

@@ -2,19 +2,19 @@
 #include "model/readers/kt.h"
 #include "model/file.h"
 #include "model/quantised.h"
+#include "model/readers/kt_awq.h"
 #include "model/readers/kt_files.h"
+#include "model/readers/kt_layout.h"
 #include "model/readers/safetensors_table.h"
 
 #include <dirent.h>
 #include <math.h>
 #include <stdio.h>
 
-#define MOST_PARTS 64
+#define MOST_PARTS MOE_KT_MOST_PARTS
 #define NAME_BYTES 256
 
 extern const struct moe_format moe_format_int4, moe_format_int8;
-
-static const char *const which_names[3] = { "gate", "up", "down" };
 
 /* One part of a matrix: in files, or in a mapped checkpoint. */
 struct part {
@@ -27,7 +27,7 @@ struct matrix {
 	struct moe_kt_files *files;
 	int64_t n, k; /* of a part */
 	int bits, parts;
-	bool down;
+	bool down; /* parts are of its columns, as those of down */
 	struct part part[];
 };
 
@@ -37,54 +37,11 @@ struct moe_kt {
 	struct moe_safetensors *blk; /* opened when a layer needs it */
 	struct moe_kt_files *files;
 	struct moe_st_codes codes[MOST_PARTS + 1][2][2]; /* by parts, 8 bits, down */
+	struct moe_st_codes *awq;
 	int file;
 	uint64_t stamp;
-	bool backward_told;
+	bool backward_told, backward_listed;
 };
-
-/* ---- the order of codes in a part: blocks of rows, of 3584 columns, of 32 rows, of a step of
- * columns ---- */
-
-#define PANEL_ROWS 32
-#define TILE_ROWS 16
-#define COLUMN_BLOCK 3584
-
-static int64_t row_block(int bits)
-{
-	return bits == 8 ? 64 : 128;
-}
-
-/* The codes of 32 rows and a step of columns that hold (row, column): where they begin, in codes.
- */
-static int64_t step_at(const struct matrix *m, int64_t row, int64_t column)
-{
-	int64_t rows = row_block(m->bits), step = m->bits == 8 ? 64 : 128;
-	int64_t n0 = row / rows * rows, k0 = column / COLUMN_BLOCK * COLUMN_BLOCK;
-	int64_t n = MOE_MIN(rows, m->n - n0), k = MOE_MIN(COLUMN_BLOCK, m->k - k0);
-
-	return n0 * m->k + k0 * n + (row - n0) / PANEL_ROWS * PANEL_ROWS * k +
-	       (column - k0) / step * step * PANEL_ROWS;
-}
-
-/*
- * 64 bytes of a row lie as 16 words of 4, those of 16 rows in turn. 8 bits: a byte per column. 4
- * bits: column c in the low nibble of byte c, column 64 + c in the high one, two's complement.
- */
-static void read_codes(const struct matrix *m, const uint8_t *data, int64_t row, int64_t k0,
-		       int64_t k, uint8_t *out)
-{
-	for (int64_t c = k0; c < k0 + k; c++) {
-		int64_t in = c % COLUMN_BLOCK % (m->bits == 8 ? 64 : 128), at = in % 64;
-		int64_t byte = step_at(m, row, c) * m->bits / 8 +
-			       row % PANEL_ROWS / TILE_ROWS * TILE_ROWS * 64 + at / 4 * 64 +
-			       row % TILE_ROWS * 4 + at % 4;
-
-		if (m->bits == 8)
-			*out++ = data[byte];
-		else /* value + 8 */
-			*out++ = (uint8_t)((data[byte] >> in / 64 * 4 & 15) ^ 8);
-	}
-}
 
 static const void *hold(const struct matrix *m, const char *path, const void *data, size_t bytes)
 {
@@ -106,10 +63,10 @@ static void codes(const struct moe_quantised *q, int64_t row, int64_t k0, int64_
 		int64_t n = m->down ? MOE_MIN(k, m->k - at) : k;
 		const struct part *part = &m->part[p];
 		const void *data =
-			hold(m, part->quant, part->quant_data, (size_t)(m->n * m->k * m->bits / 8));
+			hold(m, part->quant, part->quant_data, moe_kt_code_bytes(m->bits, m->n, m->k));
 
 		if (data) {
-			read_codes(m, data, m->down ? row : row % m->n, at, n, out);
+			moe_kt_read_codes(m->bits, m->n, m->k, data, m->down ? row : row % m->n, at, n, out);
 			let_go(m, part->quant);
 		} else {
 			memset(out, 0, (size_t)n);
@@ -120,8 +77,7 @@ static void codes(const struct moe_quantised *q, int64_t row, int64_t k0, int64_
 	}
 }
 
-/* NaN where a file is gone since it was looked at: moe_check_scales tells. kt's INT4 has values of
- * 16 times the code. */
+/* NaN where a file is gone since it was looked at: moe_check_scales tells. */
 static float scale(const struct moe_quantised *q, int64_t row, int64_t group)
 {
 	const struct matrix *m = q->codes.data;
@@ -133,7 +89,7 @@ static float scale(const struct moe_quantised *q, int64_t row, int64_t group)
 		return s;
 	memcpy(&s, data + (m->down ? row : row % m->n) * (int64_t)sizeof s, sizeof s);
 	let_go(m, part->scale);
-	return m->bits == 8 ? s : 16 * s;
+	return m->bits == 8 ? s : MOE_KT_INT4_VALUE * s;
 }
 
 static const struct moe_code_reader reader = { codes, scale, NULL };
@@ -239,6 +195,8 @@ struct layer {
 	const struct moe_kt_shape *shape;
 	int index, parts;
 	int bits; /* of the files; in safetensors each matrix says */
+	bool backward; /* prepared weights are there */
+	bool awq;      /* tensors without parts */
 };
 
 static enum moe_status check_parts(const struct layer *l, const char *what)
@@ -254,18 +212,18 @@ static enum moe_status check_parts(const struct layer *l, const char *what)
 static enum moe_status size_part(const struct layer *l, const char *what, int which,
 				 struct matrix *m)
 {
-	int64_t step = m->bits == 8 ? 64 : 128;
+	int64_t step = moe_kt_columns(m->bits);
 
-	m->down = which == 2;
+	m->down = moe_kt_cuts_columns(which);
 	m->parts = l->parts;
 	m->files = l->kt->files;
 	m->n = m->down ? l->shape->hidden : l->shape->inner / l->parts;
 	m->k = m->down ? l->shape->inner / l->parts : l->shape->hidden;
-	if (m->n % PANEL_ROWS == 0 && m->k % step == 0)
+	if (m->n % MOE_KT_ROWS == 0 && m->k % step == 0)
 		return MOE_OK;
 	return moe_fail(MOE_ERR_FORMAT,
 			"%s: a part of %s is [%lld, %lld]; kt packs rows by %d and columns by %lld",
-			what, which_names[which], (long long)m->n, (long long)m->k, PANEL_ROWS,
+			what, moe_kt_names[which], (long long)m->n, (long long)m->k, MOE_KT_ROWS,
 			(long long)step);
 }
 
@@ -283,21 +241,22 @@ static const struct moe_st_codes *codes_of(struct moe_kt *kt, const struct matri
 	return c;
 }
 
-static enum moe_status add(const struct layer *l, const char *name, struct matrix *m)
+static enum moe_status add(const struct layer *l, const char *name, bool backward, struct matrix *m)
 {
+	static const char *const texts[2][2] = { { "kt INT4", "kt INT4, backward" }, { "kt INT8", "kt INT8, backward" } };
 	struct moe_st_tensor t = { .name = name,
-				   .dtype_text = m->bits == 8 ? "kt INT8" : "kt INT4",
+				   .dtype_text = texts[m->bits == 8][backward],
 				   .dtype = MOE_DTYPE_COUNT,
 				   .ndim = 2,
 				   .data = m,
 				   .file = l->kt->file,
 				   .bytes = sizeof *m + (size_t)m->parts * sizeof *m->part };
 
-	t.stored = (size_t)m->parts * (size_t)(m->n * m->k * m->bits / 8 + m->n * (int64_t)sizeof(float));
+	t.stored = (size_t)m->parts * (moe_kt_code_bytes(m->bits, m->n, m->k) + (size_t)m->n * sizeof(float));
 	t.shape[0] = m->down ? m->n : m->n * m->parts;
 	t.shape[1] = m->down ? m->k * m->parts : m->k;
 	t.codes = codes_of(l->kt, m);
-	return moe_st_table_replace(l->kt->st, &t);
+	return backward ? moe_st_table_tensor(l->kt->st, &t) : moe_st_table_replace(l->kt->st, &t);
 }
 
 static enum moe_status no_memory(const struct layer *l)
@@ -313,14 +272,13 @@ static struct matrix *new_matrix(const struct layer *l)
 
 /* ---- .kt files ---- */
 
-/* Backward weights are known by their names alone: there is nothing of them to read. */
 static void tell_backward(struct layer *l, bool there)
 {
+	l->backward = there;
 	if (there && !l->kt->backward_told)
 		moe_log(MOE_LOG_INFO,
-			"%s: prepared backward weights are not read: a backward multiplies by the "
-			"codes of "
-			"the forward (direct)",
+			"%s: prepared backward weights are not used: a backward multiplies by the codes of the "
+			"forward (direct)",
 			l->kt->dir);
 	l->kt->backward_told = l->kt->backward_told || there;
 }
@@ -358,14 +316,17 @@ static enum moe_status look_at_layer(struct layer *l)
 }
 
 /* The path of a file, in memory of the table; it must have this many bytes. */
-static enum moe_status find_file(const struct layer *l, int part, int which, int expert,
-				 const char *kind, size_t bytes, const char **out)
+static enum moe_status find_file(const struct layer *l, int part, int which, int expert, bool scale, size_t bytes,
+				 const char **out)
 {
-	char *path = moe_format("%s/_layer_%d/_numa_%d/INT%d_%s_%d_%zuByte_%s_.kt", l->kt->dir,
-				l->index, part, l->bits, which_names[which], expert, bytes, kind);
-	enum moe_status st = path ? moe_kt_files_check(path, bytes, &l->kt->stamp) : no_memory(l);
-	char *kept = st == MOE_OK ? moe_st_table_memory(l->kt->st, strlen(path) + 1) : NULL;
+	char name[NAME_BYTES], *path;
+	enum moe_status st;
+	char *kept;
 
+	moe_kt_file_name(name, sizeof name, l->index, part, l->bits, which, expert, bytes, scale);
+	path = moe_path_join(l->kt->dir, name);
+	st = path ? moe_kt_files_check(path, bytes, &l->kt->stamp) : no_memory(l);
+	kept = st == MOE_OK ? moe_st_table_memory(l->kt->st, strlen(path) + 1) : NULL;
 	if (st == MOE_OK && !kept)
 		st = no_memory(l);
 	if (kept)
@@ -379,9 +340,9 @@ static enum moe_status open_files(const struct layer *l, int which, int expert, 
 	m->bits = l->bits;
 	MOE_TRY(size_part(l, l->kt->dir, which, m));
 	for (int p = 0; p < l->parts; p++) {
-		MOE_TRY(find_file(l, p, which, expert, "quant", (size_t)(m->n * m->k * m->bits / 8),
+		MOE_TRY(find_file(l, p, which, expert, false, moe_kt_code_bytes(m->bits, m->n, m->k),
 				  &m->part[p].quant));
-		MOE_TRY(find_file(l, p, which, expert, "scale", (size_t)m->n * sizeof(float),
+		MOE_TRY(find_file(l, p, which, expert, true, (size_t)m->n * sizeof(float),
 				  &m->part[p].scale));
 	}
 	return MOE_OK;
@@ -392,7 +353,7 @@ static enum moe_status open_files(const struct layer *l, int which, int expert, 
 static void blk_name(const struct layer *l, int which, int expert, int part, const char *kind,
 		     char *buf)
 {
-	snprintf(buf, NAME_BYTES, "blk.%d.ffn_%s_exps.%d.numa.%d.%s", l->index, which_names[which],
+	snprintf(buf, NAME_BYTES, "blk.%d.ffn_%s_exps.%d.numa.%d.%s", l->index, moe_kt_names[which],
 		 expert, part, kind);
 }
 
@@ -430,6 +391,9 @@ static enum moe_status look_at_blk(struct layer *l)
 			kt->dir, l->index, l->index);
 	while (l->parts < MOST_PARTS && find_blk(l, 1, 0, l->parts, "weight"))
 		l->parts++;
+	l->awq = !l->parts && moe_kt_awq_has_layer(kt->blk, l->index);
+	if (l->awq)
+		return MOE_OK;
 	if (!l->parts) {
 		blk_name(l, 1, 0, 0, "weight", name);
 		return moe_fail(MOE_ERR_FORMAT,
@@ -467,7 +431,7 @@ static enum moe_status open_tensors(const struct layer *l, int which, int expert
 					: 4;
 		if (p == 0)
 			MOE_TRY(size_part(l, w->name, which, m));
-		if (w->bytes != (size_t)(m->n * m->k * m->bits / 8) ||
+		if (w->bytes != moe_kt_code_bytes(m->bits, m->n, m->k) ||
 		    moe_dtype_size(w->dtype) != 1)
 			return wrong_bytes(l, w, m->n * m->k, "INT8, or half as many of INT4,");
 		if (s->bytes != (size_t)m->n * sizeof(float) || s->dtype != MOE_F32)
@@ -479,6 +443,47 @@ static enum moe_status open_tensors(const struct layer *l, int which, int expert
 
 /* ---- a layer ---- */
 
+static enum moe_status open_matrix(const struct layer *l, bool files, int which, int expert, struct matrix **out)
+{
+	*out = new_matrix(l);
+	if (!*out)
+		return no_memory(l);
+	return files ? open_files(l, which, expert, *out) : open_tensors(l, which, expert, *out);
+}
+
+/* Prepared backward weights of an expert: not used, but a folder of which they are damaged is not what was written. */
+static enum moe_status look_at_backward(const struct layer *l, bool files, int expert)
+{
+	for (int which = MOE_KT_FORWARD; which < 2 * MOE_KT_FORWARD; which++) {
+		struct matrix *m;
+		char name[NAME_BYTES];
+
+		if (open_matrix(l, files, which, expert, &m) != MOE_OK)
+			return moe_fail_in(MOE_ERR_FORMAT,
+					   "prepared backward weights (write them again, or remove them: they are not used)");
+		snprintf(name, sizeof name, "model.layers.%d.mlp.experts.%d.%s_proj.weight_backward", l->index, expert,
+			 moe_kt_names[which - MOE_KT_FORWARD]);
+		if (l->kt->backward_listed)
+			MOE_TRY(add(l, name, true, m));
+	}
+	return MOE_OK;
+}
+
+static enum moe_status add_awq(const struct layer *l, const char *name, int which, int expert)
+{
+	bool down = which == 2;
+	struct moe_st_tensor t;
+	enum moe_status st = moe_kt_awq_tensor(l->kt->blk, l->kt->st, l->index, moe_kt_names[which], expert,
+					       down ? l->shape->hidden : l->shape->inner,
+					       down ? l->shape->inner : l->shape->hidden, &l->kt->awq, &t);
+
+	if (st != MOE_OK)
+		return moe_fail_in(st, "%s", l->kt->dir);
+	t.name = name;
+	t.file = l->kt->file;
+	return moe_st_table_replace(l->kt->st, &t);
+}
+
 enum moe_status moe_kt_add_layer(struct moe_kt *kt, const struct moe_kt_shape *shape, int layer,
 				 moe_kt_name_fn name, void *user)
 {
@@ -487,19 +492,28 @@ enum moe_status moe_kt_add_layer(struct moe_kt *kt, const struct moe_kt_shape *s
 	char buf[NAME_BYTES];
 
 	MOE_TRY(files ? look_at_layer(&l) : look_at_blk(&l));
-	for (int e = 0; e < shape->experts; e++)
-		for (int which = 0; which < 3; which++) {
-			struct matrix *m = new_matrix(&l);
+	for (int e = 0; e < shape->experts; e++) {
+		for (int which = 0; which < MOE_KT_FORWARD; which++) {
+			struct matrix *m;
 
-			if (!m)
-				return no_memory(&l);
 			if (!name(user, layer, which, e, buf, sizeof buf))
 				return moe_fail(MOE_ERR_FORMAT,
 						"%s: layer %d has no experts in this model",
 						kt->dir, layer);
-			MOE_TRY(files ? open_files(&l, which, e, m)
-				      : open_tensors(&l, which, e, m));
-			MOE_TRY(add(&l, buf, m));
+			if (l.awq) {
+				MOE_TRY(add_awq(&l, buf, which, e));
+				continue;
+			}
+			MOE_TRY(open_matrix(&l, files, which, e, &m));
+			MOE_TRY(add(&l, buf, false, m));
 		}
+		if (l.backward)
+			MOE_TRY(look_at_backward(&l, files, e));
+	}
 	return MOE_OK;
+}
+
+void moe_kt_list_backward(struct moe_kt *kt)
+{
+	kt->backward_listed = true;
 }

@@ -5,12 +5,12 @@
  *
  *   _layer_N/_numa_P/INT8_gate_E_<bytes>Byte_quant_.kt, ..._scale_.kt     (also INT4; up, down)
  *   safetensors with blk.N.ffn_gate_exps.E.numa.P.weight and .scale        (only where a layer has
- * no .kt files)
+ * no .kt files), or with AWQ's codes (kt_awq.h)
  *
  * Part P of gate and up has rows P I/parts.., of down columns. Here a matrix is whole again, down
  * with a group of I / parts columns, so any number of our parts can have it. Prepared backward
- * weights (gate_bwd, ...) are checked for and not used: a backward here multiplies by the forward's
- * codes.
+ * weights (gate_bwd, ...: the transposed part, quantised by its own rows) must have their sizes and
+ * are not used: a backward here multiplies by the forward's codes. model/convert_kt.c writes such folders.
  */
 #ifndef MOE_MODEL_READERS_KT_H
 #define MOE_MODEL_READERS_KT_H
@@ -39,6 +39,8 @@ enum moe_status moe_kt_add_layer(struct moe_kt *kt, const struct moe_kt_shape *s
 				 moe_kt_name_fn name, void *user);
 /* Of sizes and times of all files that were looked at. */
 uint64_t moe_kt_stamp(const struct moe_kt *kt);
+/* Prepared backward weights of layers added from now on become tensors too: NAME.weight_backward, transposed, whole. */
+void moe_kt_list_backward(struct moe_kt *kt);
 /* The file (moe_st_tensor.file) that tensors added from now on are said to lie in. */
 void moe_kt_set_file(struct moe_kt *kt, int file);
 

@@ -3,6 +3,8 @@
  * sizes of its files. */
 #include "model/file.h"
 #include "model/readers/kt.h"
+#include "model/readers/kt_awq.h"
+#include "model/readers/kt_layout.h"
 #include "model/readers/safetensors_table.h"
 
 #include <dirent.h>
@@ -10,7 +12,7 @@
 
 #define MOST_LAYERS 4096
 #define MOST_EXPERTS 65536
-#define MOST_PARTS 64
+#define MOST_PARTS MOE_KT_MOST_PARTS
 #define MOST_BYTES ((size_t)1 << 30) /* of scales */
 #define NAME_BYTES 256
 
@@ -19,6 +21,7 @@ struct layer {
 	bool files, tensors;
 	int experts, parts, file;
 	size_t gate_scale, down_scale; /* bytes of one part */
+	int64_t inner, hidden;	       /* of AWQ weights, else 0 */
 };
 
 struct folder {
@@ -44,10 +47,12 @@ static bool parse_blk(const char *name, struct blk *b)
 
 bool moe_kt_is_merged(const struct moe_safetensors *st)
 {
+	struct moe_kt_awq_name awq;
 	struct blk b;
 
 	for (size_t i = 0; i < moe_safetensors_count(st); i++)
-		if (parse_blk(moe_safetensors_at(st, i)->name, &b))
+		if (parse_blk(moe_safetensors_at(st, i)->name, &b) ||
+		    moe_kt_awq_parse(moe_safetensors_at(st, i)->name, &awq))
 			return true;
 	return false;
 }
@@ -61,13 +66,36 @@ static enum moe_status too_many(const struct folder *f, const char *name)
 			f->dir, name, MOST_LAYERS, MOST_EXPERTS, MOST_PARTS);
 }
 
+static enum moe_status look_at_awq(struct folder *f, const struct moe_st_tensor *t, const struct moe_kt_awq_name *a)
+{
+	struct layer *l;
+
+	if (a->layer >= MOST_LAYERS || a->expert >= MOST_EXPERTS)
+		return too_many(f, t->name);
+	l = &f->layer[a->layer];
+	l->tensors = true;
+	l->parts = MOE_MAX(l->parts, 1);
+	l->experts = MOE_MAX(l->experts, a->expert + 1);
+	if (a->expert || strcmp(a->kind, "weight") || t->ndim != 2)
+		return MOE_OK;
+	l->file = t->file;
+	if (!strcmp(a->which, "gate"))
+		l->inner = t->shape[0];
+	if (!strcmp(a->which, "down"))
+		l->hidden = t->shape[0];
+	return MOE_OK;
+}
+
 static enum moe_status look_at_tensors(struct folder *f)
 {
 	for (size_t i = 0; i < moe_safetensors_count(f->st); i++) {
 		const struct moe_st_tensor *t = moe_safetensors_at(f->st, i);
+		struct moe_kt_awq_name awq;
 		struct layer *l;
 		struct blk b;
 
+		if (moe_kt_awq_parse(t->name, &awq))
+			MOE_TRY(look_at_awq(f, t, &awq));
 		if (!parse_blk(t->name, &b))
 			continue;
 		if (b.layer >= MOST_LAYERS || b.expert >= MOST_EXPERTS || b.part >= MOST_PARTS)
@@ -167,8 +195,11 @@ static enum moe_status look_at_folders(struct folder *f)
 static const char *rename_tensor(void *user, const struct moe_st_tensor *t, char *buf, size_t size)
 {
 	static const char *const of_model[] = { "embed_tokens.", "norm." };
+	struct moe_kt_awq_name awq;
 
 	(void)user;
+	if (moe_kt_awq_parse(t->name, &awq))
+		return NULL;
 	if (!strncmp(t->name, "blk.", 4)) {
 		if (strstr(t->name, "_exps.") && strstr(t->name, ".numa."))
 			return NULL;
@@ -197,13 +228,13 @@ static enum moe_status add_layer(const struct folder *f, struct moe_kt *kt, int 
 {
 	const struct layer *l = &f->layer[i];
 	const struct moe_kt_shape shape = { .experts = l->experts,
-					    .hidden = (int64_t)(l->down_scale / sizeof(float)),
-					    .inner = (int64_t)(l->gate_scale / sizeof(float)) *
-						     l->parts };
+					    .hidden = l->hidden ? l->hidden : (int64_t)(l->down_scale / sizeof(float)),
+					    .inner = l->inner ? l->inner
+							      : (int64_t)(l->gate_scale / sizeof(float)) * l->parts };
 
 	if (shape.hidden < 1 || shape.inner < 1)
 		return moe_fail(MOE_ERR_FORMAT,
-				"%s: layer %d has no scales of gate and down of its first expert",
+				"%s: layer %d has no sizes of gate and down of its first expert",
 				f->dir, i);
 	if (l->files) {
 		char *path = moe_format("%s/_layer_%d", f->dir, i);
@@ -226,6 +257,7 @@ static enum moe_status fill(struct folder *f)
 	MOE_TRY(look_at_folders(f));
 	MOE_TRY(moe_st_table_rename(f->st, rename_tensor, NULL));
 	MOE_TRY(moe_kt_open(f->dir, f->st, &kt));
+	moe_kt_list_backward(kt);
 	for (int i = 0; i < MOST_LAYERS; i++)
 		if (f->layer[i].files || f->layer[i].tensors)
 			MOE_TRY(add_layer(f, kt, i));

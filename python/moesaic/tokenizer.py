@@ -128,7 +128,10 @@ class Server:
         )
         for line in source:
             try:
+                line.encode()
                 result = self.answer(json.loads(line))
+            except UnicodeEncodeError:  # of what reading let through
+                result = {"error": "the text is not UTF-8"}
             except UserError as error:
                 result = {"error": str(error)}
             except (ValueError, KeyError, TypeError, OverflowError) as error:
@@ -182,7 +185,7 @@ def main(arguments=None):
     variables = pairs(options.template_vars, "--template-vars", as_json=True)
     chat = Chat(options.model, options.chat_template, variables, options.no_system)
     if options.command == "serve":
-        sys.stdin.reconfigure(encoding="utf-8")
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
         sys.stdout.reconfigure(encoding="utf-8")
         Server(chat).run(sys.stdin, sys.stdout)
     elif options.command == "encode":

@@ -39,7 +39,7 @@ class BadInput(Case):
         header = json.loads(data[8 : 8 + size])
         name = next(n for n in header if n != "__metadata__")
         cases = [b"", b"abc", struct.pack("<Q", 1 << 63) + data[8:], struct.pack("<Q", len(data)) + data[8:]]
-        changes = [{"data_offsets": [0, 1 << 62]}, {"shape": [1 << 40, 1 << 40]}, {"dtype": "F9"}, {"shape": [-1, 4]}]
+        changes = [{"data_offsets": [0, 1 << 62]}, {"shape": [1 << 40, 1 << 40]}, {"dtype": "F9"}, {"shape": [-1, 4]}, {"shape": [1] * 65}]
         for change in changes:
             text = json.dumps({**header, name: {**header[name], **change}}).encode()
             cases.append(struct.pack("<Q", len(text)) + text + data[8 + size :])

@@ -89,6 +89,8 @@ class Course(Case):
             (["--save-strategy", "steps", "--save-steps", 4], [6, 8], [4, 8]),
             (["--save-strategy", "epoch"], [6, 8], [6, 8]),
             (["--save-strategy", "best", "--eval-steps", 4, "--save-total-limit", 9], [4, 8], None),
+            (["--save-steps", 0.5, "--eval-steps", 0.3], [3, 6, 8], [4, 8]),
+            (["--save-steps", 0.001, "--eval-strategy", "steps", "--logging-steps", 0.55], [5, 8], [7, 8]),
         ):
             with self.subTest(flags):
                 values = self.train("--max-steps", 8, "--overwrite", *held, *flags)
@@ -103,6 +105,56 @@ class Course(Case):
                 self.assertTrue(os.path.exists(os.path.join(self.out, "adapter_model.safetensors")))
         self.train("--max-steps", 8, "--overwrite", "--logging-steps", 5, "--logging-first-step")
         self.assertEqual([e["step"] for e in self.log()[0]], [1, 5, 8])
+
+    def test_when_lines_are_logged(self):
+        """A line's loss is the mean of the steps since the line before. 8 steps an epoch."""
+        self.train("--max-steps", 12)
+        each = [e["loss"] for e in self.log()[0]]
+        for flags, steps in (
+            (["--logging-steps", 5], [5, 10, 12]),
+            (["--logging-steps", 0.4], [5, 10, 12]),
+            (["--logging-strategy", "epoch"], [8, 12]),
+            (["--logging-strategy", "no"], []),
+            (["--logging-strategy", "no", "--logging-first-step"], [1]),
+        ):
+            with self.subTest(flags):
+                result = self.good(*(a for a in self.train_arguments("--max-steps", 12, "--overwrite", *flags, data=self.data) if a != "--quiet"))
+                self.assertEqual([e["step"] for e in self.log()[0]], steps)
+                for first, e in zip([0, *steps], self.log()[0]):
+                    part = each[first : e["step"]]
+                    self.assertAlmostEqual(e["loss"], sum(part) / len(part), delta=1e-9)
+                self.assertEqual(sum(line.startswith("step ") for line in result.stdout.split("\n")), len(steps))
+
+    def test_order_by_a_seed_of_its_own(self):
+        """Losses before an update tell the order: data_seed takes seed's place in it, and in nothing else."""
+        kept = {}
+        for name, flags in (("1", ["--seed", 1]), ("2", ["--seed", 2]), ("21", ["--seed", 2, "--data-seed", 1]),
+                            ("22", ["--seed", 2, "--data-seed", 2])):  # fmt: skip
+            self.train("--max-steps", 4, "--overwrite", "--learning-rate", 1e-12, "--save-steps", 2, *flags)
+            kept[name] = [(e["tokens"], e["loss"]) for e in self.log()[0]]
+        for name in ("21", "22"):
+            for a, b in zip(kept[name], kept[name[1]]):
+                self.assertAlmostEqual(a[1], b[1], delta=1e-6)
+        self.assertGreater(max(abs(a[1] - b[1]) for a, b in zip(kept["1"], kept["2"])), 1e-4)
+        line = self.bad(2, *self.train_arguments("--max-steps", 6, "--resume", "--seed", 2, "--data-seed", 3, data=self.data))
+        self.assertIn("made with order_seed 2, this run has 3", line)
+        self.good(*self.train_arguments("--max-steps", 6, "--resume", "--seed", 2, data=self.data))
+
+    def test_without_an_epoch_s_rest(self):
+        """16 rows by 3: six micro-batches with the last row, five without; a step of two holds what there is, as in transformers."""
+        for flags, steps, tokens in ((["--batch-size", 3], 6, 16 * 24), (["--batch-size", 3, "--drop-last"], 5, 15 * 24),
+                                     (["--batch-size", 3, "--drop-last", "--gradient-accumulation-steps", 2], 3, 15 * 24),
+                                     (["--batch-size", 4, "--drop-last"], 4, 16 * 24)):  # fmt: skip
+            with self.subTest(flags):
+                values = self.train("--epochs", 1, "--overwrite", *flags)
+                self.assertEqual((values["steps"], values["tokens"]), (steps, tokens))
+        two = self.train("--epochs", 2, "--overwrite", "--batch-size", 3, "--drop-last", "--save-steps", 4)
+        self.assertEqual((two["steps"], two["tokens"]), (10, 30 * 24))
+        line = self.bad(2, *self.train_arguments("--epochs", 3, "--batch-size", 3, "--resume", data=self.data))
+        self.assertIn("made with drop_last 1, this run has 0", line)
+        config = self.write("lf.yaml", "dataloader_drop_last: true\nbatch_tokens: 64\n")
+        arguments = ["train", "--model", MODEL, "--data", self.data, "--output-dir", self.path("by-tokens"), "--max-steps", 1]
+        self.assertIn("ignored from --config: drop_last", self.good(*arguments, "--config", config).stderr)
 
     def test_the_evaluation_at_the_start_is_of_the_base(self):
         """Of the untrained adapter, whose B is zero; it is logged, and never the best."""
@@ -135,6 +187,11 @@ class Course(Case):
             (["--save-strategy", "best"], "the best checkpoint is found by evaluation: give evaluation data"),
             (["--load-best", "--eval-split", 4, "--eval-strategy", "no"], "and an eval_strategy other than no"),
             (["--save-strategy", "never"], "expected no|steps|epoch|best"),
+            (["--logging-strategy", "epoch", "--logging-steps", 2], "--logging-steps has no meaning with --logging-strategy epoch"),
+            (["--save-steps", 2.5], "save_steps is 2.5; a whole number of steps, or a share of all steps below 1"),
+            (["--eval-steps", 1.5], "eval_steps is 1.5; "),
+            (["--logging-steps", 1.25], "logging_steps is 1.25; "),
+            (["--drop-last", "--batch-size", 17], "has 16 rows, fewer than batch_size 17"),
         ):
             self.assertIn(line, self.bad_training(2, *flags))
         for no in ("no", '"no"', "false"):

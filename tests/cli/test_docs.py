@@ -22,6 +22,7 @@ ELSEWHERE = {
     "PATH=": "test_readme.py",
     "moesaic convert MODEL OUT --kt-weights": "kt-kernel's files: scripts/kt-tests",
     "moesaic inspect DIR": "the same",
+    "moesaic convert MODEL KT": "kt-kernel's files: test_convert_kt.py",
 }
 DESIGNED = ("engine/sched/",)  # docs/add-policy.md: not built
 README_BLOCK = "ckpt/qwen3moe"  # test_readme.py
@@ -40,8 +41,8 @@ def blocks(text):
     for line in text.splitlines():
         if line.startswith("```"):
             fenced = not fenced
-        elif (fenced or line.startswith("    ")) and re.match(r" *(\./|moesaic |[a-z0-9]+ |export |PATH=)", line):
-            if re.match(r" *(moesaic|bench_[a-z]+|cc|python3|sqlite3|export) |[ ]*(\./run|PATH=)", line):
+        elif (fenced or line.startswith("    ")) and re.match(r" *(\./|moesaic |[a-z0-9]+ |export |PATH=|\$)", line):
+            if re.match(r" *(moesaic|bench_[a-z]+|cc|python3|sqlite3|export) |[ ]*(\./run|PATH=|\$MOESAIC_PYTHON |echo .*\| )", line):
                 yield line.strip()
 
 
@@ -56,7 +57,7 @@ def plain(command):
     command = re.sub(r"\s+# .*", "", command).replace("train ...", "train --config /path/to/adapter/run.yaml --output-dir out").replace("...", "")
     command = command.replace("[", "").replace("]", "")
     if "sqlite3" not in command:
-        command = re.sub(r"([A-Za-z0-9]+)(\|[A-Za-z0-9]*)+", r"\1", command)
+        command = re.sub(r"([A-Za-z0-9-]+)(\|[A-Za-z0-9-]*)+", r"\1", command)
     return command.replace("/path/to/", "")
 
 
@@ -106,6 +107,24 @@ class Docs(Case):
                     typed += 1
         self.assertGreater(typed, 18)
 
+    def test_python(self):
+        """The blocks of docs/python.md, one after the other."""
+        with open(os.path.join(ROOT, "docs", "python.md"), encoding="utf-8") as file:
+            page = file.read()
+        for command in blocks(page):
+            if "moesaic.data" in command:
+                self.type(plain(command))
+        code = re.findall(r"(?ms)^```python\n(.*?)^```", page)
+        self.assertEqual(len(code), 4)
+        result = subprocess.run([self.env["MOESAIC_PYTHON"], "-c", "\n".join(code)], cwd=self.path(), env=self.env,
+                                capture_output=True, text=True, timeout=300)  # fmt: skip
+        self.assertEqual(result.returncode, 0, result.stderr)
+        documents, prompt, loss, losses = (line for line in result.stdout.splitlines() if line.strip())
+        self.assertRegex(documents, r"^8 documents, [1-9]\d* of \d+ tokens trained, 4096$")
+        self.assertIn("Who are you?", prompt)
+        self.assertTrue(0 < float(loss) < 20)
+        self.assertRegex(losses, r"^\[\d.*\d\] \d+ tensors$")
+
     def flags_of(self, words):
         """All flags of the command that the words name."""
         if words[0] in ("trace", "bench"):
@@ -151,7 +170,11 @@ class Docs(Case):
 
     def test_files_named_in_passing(self):
         """Paths of this repository that pages name are there."""
-        tops = tuple(name + "/" for name in os.listdir(ROOT) if os.path.isdir(os.path.join(ROOT, name)) and name[0] != "." and name not in ("build", "demo"))
+        listed = subprocess.run(["git", "-C", ROOT, "ls-tree", "-d", "--name-only", "HEAD"], capture_output=True, text=True)
+        if listed.returncode:
+            self.skipTest("no git checkout")
+        tops = tuple(name + "/" for name in listed.stdout.split() if name[0] != ".")
+        self.assertIn("docs/", tops)
         for page, text in pages():
             for code in {*inline(text), *re.findall(r"\]\(([^)#:]+)\)", text)}:
                 word = code.split()[0].rstrip(",;")

@@ -25,6 +25,8 @@ FILES = {
     "nested.yaml": "data: [[a]]\n",
     "twice.yaml": "lora_rank: 1\nlora_rank: 2\n",
     "list.yaml": "- a\n",
+    "two.yaml": "lora_rank: 1\n---\nlora_rank: 2\n",
+    "broken.yaml": "lora_rank: 1\n--- [\n",
     "many.yaml": "lora_rank: [1, 2]\n",
     "none.yaml": "data: []\n",
     "both.yaml": "batch_size: 2\nbatch_tokens: 64\n",
@@ -94,6 +96,8 @@ ROWS = [
     ("train --config {d}/nested.yaml", 2, "nested.yaml", "data", "a list of texts is expected"),
     ("train --config {d}/twice.yaml", 2, "twice.yaml", "'lora_rank' appears twice"),
     ("train --config {d}/list.yaml", 2, "list.yaml", "'key: value'"),
+    ("train --config {d}/two.yaml", 2, "two.yaml: line 2: another document begins"),
+    ("train --config {d}/broken.yaml", 2, "broken.yaml: line 3: another document begins"),
     ("train --config {d}/many.yaml", 2, "--lora-rank takes one value"),
     ("train --config {d}/none.yaml", 2, "--data: an empty list"),
     ("train --config {d}/dpo.yaml", 2, "stage: dpo", "supervised"),
@@ -106,6 +110,7 @@ ROWS = [
     (TRAIN + " --method full --lora-rank 8", 2, "--lora-rank has no meaning with --method full", "--method hybrid"),
     (TRAIN + " --method full --train-router", 2, "--train-router has no meaning with --method full"),
     (TRAIN + " --masters bf16", 2, "--masters bf16 has no meaning with --method lora"),
+    (TRAIN + " --drop-last", 2, "--drop-last goes with --batch-size"),
     (TRAIN + " --eval-split 100", 2, "eval_split 100 takes all 16 packs (16 documents)", "packing off"),
     (TRAIN + " --eval-split 1.5", 2, "eval_split is 1.5", "whole number of documents"),
     # before anything is tokenised: the data do not exist
@@ -191,6 +196,7 @@ PYTHON_ROWS = [
     ("generate --model {m} x", 2, "has no chat template: --raw, or --chat-template FILE"),
     ("generate --model {m} --raw " + "x" * 4000, 2, "the prompt has", "more than"),
     ("generate --model {m} --raw ''", 2, "the prompt is empty"),
+    ("generate --model {m} --raw \udcff", 2, "the text is not UTF-8"),
 ]
 BEYOND = {
     "%s": "the library's text, or Python's",

@@ -46,7 +46,6 @@ adafactor: false
 label_smoothing_factor: 0.0
 neftune_noise_alpha: 0
 train_sampling_strategy: random
-logging_strategy: steps
 metric_for_best_model: eval_loss
 greater_is_better: false
 do_sample: true
@@ -140,12 +139,12 @@ use_hyper_parallel hyper_parallel_args hyper_parallel_cp_size asft_alpha eaft_al
 mtp_loss_weight compute_accuracy include_effective_tokens_per_second optim_target_modules average_tokens_across_devices bf16 fp16
 bf16_full_eval fp16_full_eval tf32 activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing
 gradient_checkpointing_kwargs torch_compile torch_compile_backend torch_compile_mode use_liger_kernel liger_kernel_config use_cache
-torch_empty_cache_steps auto_find_batch_size logging_strategy log_on_each_node logging_nan_inf_filter
+torch_empty_cache_steps auto_find_batch_size log_on_each_node logging_nan_inf_filter
 include_num_input_tokens_seen log_level log_level_replica disable_tqdm report_to run_name project trackio_space_id trackio_bucket_id
 trackio_static_space_id per_device_eval_batch_size prediction_loss_only eval_do_concat_batches
 eval_use_gather_object eval_accumulation_steps include_for_metrics batch_eval_metrics save_only_model save_on_each_node
 enable_jit_checkpoint push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision ignore_data_skip
-restore_callback_states_from_checkpoint full_determinism data_seed use_cpu accelerator_config parallelism_config dataloader_drop_last
+restore_callback_states_from_checkpoint full_determinism use_cpu accelerator_config parallelism_config
 dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context
 dataloader_in_order remove_unused_columns label_names length_column_name ddp_find_unused_parameters ddp_bucket_cap_mb
 ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout fsdp fsdp_config deepspeed debug skip_memory_metrics do_eval do_predict
@@ -193,6 +192,10 @@ MAPPED = {
     "logging_first_step": (True, "logging_first_step: true"),
     "eval_delay": (2, "eval_delay: 2"),
     "eval_on_start": (True, "eval_on_start: true"),
+    "data_seed": (7, "data_seed: 7"),
+    "dataloader_drop_last": (True, "drop_last: true"),
+    "logging_strategy": ("steps", 'logging_strategy: "steps"'),
+    "logging_steps": (0.5, "logging_steps: 0.5"),
 }
 
 

@@ -10,7 +10,7 @@ import unittest
 
 import numpy as np
 from files import LAYERS, Q, VOCAB, Model, permute, unpermute
-from support import TOOL, environment, read_tensors
+from support import TOOL, environment, read_tensors, save_tokens
 
 DTYPES = {"F32": np.float32, "F16": np.float16, "I8": np.int8, "I32": np.int32, "I64": np.int64}
 LOGITS = os.environ["MOESAIC_LOGITS"]
@@ -221,6 +221,10 @@ class Refused(Case):
         self.refuse("'qwen3moe.rope.scaling.type'", more=[("qwen3moe.rope.scaling.type", "x" * 100)])
         self.refuse("is missing", arch="olmoe", without=[f"blk.{i}.attn_q.weight" for i in range(LAYERS)])
 
+    def test_layers_without_experts(self):
+        names = [f"blk.1.ffn_{name}_exps.weight" for name in ("gate", "up", "down")]
+        self.refuse("some layers have no experts; in 'llama' all have", arch="llama", without=names)
+
     def test_other_architectures(self):
         model = Model("qwen3moe", self.KINDS)
         model.arch = "deepseek2"
@@ -228,6 +232,14 @@ class Refused(Case):
         for args in (("convert", self.path("m.gguf"), self.path("out")), ("inspect", self.path("m.gguf"))):
             said = self.run_tool(*args, code=2)
             self.assertIn("m.gguf: architecture 'deepseek2' cannot be trained", said)
+
+    def test_methods(self):
+        Model("qwen3moe", self.KINDS).write(self.path("m.gguf"))
+        save_tokens(self.path("t.safetensors"), [[1, 2, 3]], tokenizer_vocab_size=str(VOCAB))
+        said = self.run_tool("train", "--model", self.path("m.gguf"), "--data", self.path("t.safetensors"), "--output-dir", self.path("out"),
+                             "--method", "full", code=2)  # fmt: skip
+        self.assertIn("m.gguf: a GGUF file's weights stay as they are: method lora", said)
+        self.assertIn("moesaic convert", said)
 
     def test_what_needs_a_folder(self):
         """Merging writes a checkpoint: what to type is said."""

@@ -319,6 +319,34 @@ class Refused(KtCase):
             file.write(data.replace(b'"F32"', b'"I32"', 1))
         self.refuse("bytes of F32 are expected")
 
+    def test_parts_that_do_not_fit(self):
+        Weights(8, 2).write_files(self.path("kt"))
+        shutil.copytree(self.path("kt/_layer_1/_numa_1"), self.path("kt/_layer_1/_numa_2"))
+        self.refuse("layer 1 has 3 NUMA parts, which do not divide the 512 rows of gate")
+        for part in range(3, 32):
+            shutil.copytree(self.path("kt/_layer_1/_numa_1"), self.path(f"kt/_layer_1/_numa_{part}"))
+        self.refuse("a part of gate is [16, 256]; kt packs rows by 32")
+
+    def test_a_layer_without_tensors(self):
+        Weights(8, 2).write_tensors(self.path("kt"), without=["blk.1.ffn_up_exps.0.numa.0.weight"])
+        self.refuse("and its safetensors no blk.1.ffn_up_exps.0.numa.0.weight")
+
+    def test_a_tensor_in_two_files(self):
+        Weights(8, 2).write_tensors(self.path("kt"), plain=self.path("plain"))
+        shutil.copy(self.path("kt/model-00001.safetensors"), self.path("kt/model-00003.safetensors"))
+        self.assertIn("is also in " + self.path("kt/model-00001.safetensors"), self.run_tool("inspect", self.path("kt"), code=2))
+        arrays = {"model.norm.weight": ("F32", [4], bytes(16))}
+        save_tensors(self.path("kt/model-00003.safetensors"), arrays, {})
+        self.assertIn("two tensors would be 'model.norm.weight'", self.run_tool("inspect", self.path("kt"), code=2))
+
+    def test_inspecting(self):
+        names = {"blk.99999.ffn_gate_exps.0.numa.0.weight": "blk.99999.ffn_gate_exps.0.numa.0.weight: at most",
+                 "blk.0.ffn_gate_exps.0.numa.0.weight": "layer 0 has no sizes of gate and down of its first expert"}  # fmt: skip
+        for name, said in names.items():
+            os.makedirs(self.path("kt"), exist_ok=True)
+            save_tensors(self.path("kt/model.safetensors"), {name: ("I8", [64], bytes(64))}, {})
+            self.assertIn(said, self.run_tool("inspect", self.path("kt"), code=2))
+
 
 if __name__ == "__main__":
     unittest.main()

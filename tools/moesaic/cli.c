@@ -78,6 +78,7 @@ int cli_status(enum moe_status status)
 		[MOE_ERR_FORMAT] = CLI_USAGE,
 		[MOE_ERR_UNSUPPORTED] = CLI_USAGE,
 		[MOE_ERR_CONFIG] = CLI_USAGE,
+		[MOE_ERR_BUSY] = CLI_USAGE, /* another process has the folder */
 		[MOE_ERR_NOMEM] = CLI_NOFIT,
 		[MOE_ERR_NOFIT] = CLI_NOFIT,
 		[MOE_ERR_DIVERGED] = CLI_DIVERGED,

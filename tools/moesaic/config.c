@@ -94,8 +94,23 @@ fail:
 	return NULL;
 }
 
+/* What follows the first document, which alone would be read: its line, or 0. */
+static size_t second_document(yaml_parser_t *parser)
+{
+	yaml_document_t doc;
+	size_t line = 0;
+
+	if (!yaml_parser_load(parser, &doc))
+		return parser->problem_mark.line + 1;
+	if (yaml_document_get_root_node(&doc))
+		line = doc.start_mark.line + 1;
+	yaml_document_delete(&doc);
+	return line;
+}
+
 static cJSON *parse_yaml(const char *text, size_t bytes)
 {
+	size_t line;
 	yaml_parser_t parser;
 	yaml_document_t doc;
 	cJSON *v = NULL;
@@ -115,6 +130,12 @@ static cJSON *parse_yaml(const char *text, size_t bytes)
 			v = cJSON_CreateObject();
 		}
 		yaml_document_delete(&doc);
+		line = v ? second_document(&parser) : 0;
+		if (line) {
+			cli_fail(CLI_USAGE, "line %zu: another document begins: one is read, put its keys into that", line);
+			cJSON_Delete(v);
+			v = NULL;
+		}
 	}
 	yaml_parser_delete(&parser);
 	return v;

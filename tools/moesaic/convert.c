@@ -12,10 +12,14 @@
 #include <unistd.h>
 
 static const struct option what[] = {
-	{ "weights", OPTION_CHOICE, OPTION_COMMON, "nearest|int8|int4|fp8|mxfp4|gptq|awq|bf16|f16|f32",
+	{ "weights", OPTION_CHOICE, OPTION_COMMON, "nearest|int8|int4|fp8|mxfp4|gptq|awq|bf16|f16|f32|kt-int8|kt-int4",
 	  NULL, "format of a model's weights (of GGUF and kt's files: nearest)", 0, 0, "", NULL },
 	{ "kt-weights", OPTION_TEXT, OPTION_COMMON, "DIR", NULL,
 	  "folder of kt-kernel's INT8 or INT4 files: its experts, not IN's", 0, 0, "kt-weight-path", NULL },
+	{ "kt-parts", OPTION_INT, OPTION_COMMON, "N", NULL,
+	  "NUMA parts of kt-int8 and kt-int4: the threadpool count of kt-kernel (1)", 1, 64, "", NULL },
+	{ "kt-backward", OPTION_FLAG, OPTION_COMMON, NULL, NULL,
+	  "kt-int8, kt-int4: prepared backward weights too (twice the bytes)", 0, 0, "", NULL },
 	{ "layers", OPTION_CHOICE, OPTION_COMMON, "experts|linear", NULL,
 	  "what becomes so: experts, or all projections (fp8: linear, other formats: experts)", 0,
 	  0, "", NULL },
@@ -93,7 +97,7 @@ static int check(const struct settings *s, bool *model)
 		return cli_fail(CLI_USAGE, "%s is an adapter: --kt-weights is for models", in);
 	if (*model && !is_file(in) && !settings_has(s, "kt-weights") && !settings_has(s, "weights"))
 		return cli_fail(CLI_USAGE,
-				"--weights int8|int4|fp8|mxfp4|gptq|awq|bf16|f16|f32 is missing");
+				"--weights int8|int4|fp8|mxfp4|gptq|awq|bf16|f16|f32|kt-int8|kt-int4 is missing");
 	return 0;
 }
 
@@ -163,19 +167,21 @@ static void print_json(const struct settings *s, const struct moe_convert_model_
 
 static void print_model(const struct settings *s, const struct moe_convert_model_result *r)
 {
+	const char *unit = strncmp(weights_of(s), "kt-", 3) ? "file" : "layer";
+
 	if (settings_on(s, "json")) {
 		print_json(s, r);
 		return;
 	}
 	if (settings_on(s, "quiet"))
 		return;
-	printf("%lld matrices to %s, %s to %s in %lld %s, %.1f s: %s\n",
+	printf("%lld matrices to %s, %s to %s in %lld %s%s, %.1f s: %s\n",
 	       (long long)r->converted, weights_of(s), moe_size(r->bytes_in).text,
-	       moe_size(r->bytes).text, (long long)r->shards, r->shards == 1 ? "file" : "files",
+	       moe_size(r->bytes).text, (long long)r->shards, unit, r->shards == 1 ? "" : "s",
 	       r->seconds, s->operands[1]);
 	if (r->resumed)
-		printf("%lld %s from an earlier run, checksums verified\n", (long long)r->resumed,
-		       r->resumed == 1 ? "file is" : "files are");
+		printf("%lld %s%s from an earlier run, checksums verified\n", (long long)r->resumed, unit,
+		       r->resumed == 1 ? " is" : "s are");
 	if (r->kept)
 		printf("%lld matrices: the codes they had, exactly\n", (long long)r->kept);
 	if (r->worst_error > 0)
@@ -195,6 +201,8 @@ static int run_model(const struct settings *s)
 		.max_shard_bytes = settings_int(s, "max-shard-size"),
 		.threads = (int)settings_int(s, "threads"),
 		.kt_weights = settings_text(s, "kt-weights"),
+		.kt_parts = (int)settings_int(s, "kt-parts"),
+		.kt_backward = settings_on(s, "kt-backward"),
 		.progress = work_progress,
 	};
 	struct work w;

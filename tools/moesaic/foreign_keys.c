@@ -130,19 +130,18 @@ const struct foreign_rule foreign_rules[] = {
 	{ "greater_is_better", "false", FOREIGN_ACCEPT, NULL, NULL },
 	{ "metric_for_best_model greater_is_better", NULL, FOREIGN_REFUSE,
 	  "the best checkpoint is that of the least eval_loss", NULL },
-	{ "logging_strategy", "steps", FOREIGN_ACCEPT, NULL, NULL },
 	{ "per_device_eval_batch_size per_gpu_eval_batch_size optim_target_modules average_tokens_across_devices bf16 fp16 tf32 "
 	  "bf16_full_eval fp16_full_eval fp16_backend fp16_opt_level half_precision_backend gradient_checkpointing "
 	  "gradient_checkpointing_kwargs activation_checkpointing activation_checkpointing_kwargs torch_compile "
 	  "torch_compile_backend torch_compile_mode torchdynamo use_liger_kernel liger_kernel_config use_cache "
-	  "torch_empty_cache_steps auto_find_batch_size use_ipex jit_mode_eval no_cuda use_cpu use_mps_device logging_strategy "
+	  "torch_empty_cache_steps auto_find_batch_size use_ipex jit_mode_eval no_cuda use_cpu use_mps_device "
 	  "logging_nan_inf_filter logging_dir log_level log_level_replica log_on_each_node disable_tqdm "
 	  "report_to run_name project include_num_input_tokens_seen include_tokens_per_second do_eval do_predict "
 	  "prediction_loss_only eval_do_concat_batches eval_use_gather_object "
 	  "eval_accumulation_steps include_for_metrics include_inputs_for_metrics batch_eval_metrics "
 	  "save_only_model save_safetensors save_on_each_node enable_jit_checkpoint push_to_hub push_to_hub_model_id "
 	  "push_to_hub_organization push_to_hub_token ignore_data_skip restore_callback_states_from_checkpoint full_determinism "
-	  "data_seed group_by_length length_column_name accelerator_config parallelism_config deepspeed fsdp local_rank debug "
+	  "group_by_length length_column_name accelerator_config parallelism_config deepspeed fsdp local_rank debug "
 	  "skip_memory_metrics mp_parameters past_index ray_scope remove_unused_columns label_names sharded_ddp dispatch_batches "
 	  "split_batches dataloader_* ddp_* fsdp_* hub_* trackio_* tpu_* torch_distributed_*", NULL, FOREIGN_IGNORE, NULL, NULL },
 	{ "enable_torch_profiler profiler_* profile_modules fp8 fp8_* ray_* master_addr master_port placement_strategy "

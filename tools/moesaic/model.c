@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #define HANDLE_BYTES 4096 /* of StarPU, measured */
+#define MOST_PARTS 32	  /* of an engine */
 
 int tool_model_parts(const struct settings *s)
 {
@@ -25,7 +26,7 @@ int tool_model_parts(const struct settings *s)
 	if (!strcmp(text, "off") || !strcmp(text, "false"))
 		return 1;
 	n = strtol(text, &end, 10);
-	return *text && !*end && n >= 1 && n <= 4096 ? (int)n : -1;
+	return *text && !*end && n >= 1 && n <= MOST_PARTS ? (int)n : -1;
 }
 
 static int check_folder(const char *flag, const char *dir, const char *file)
@@ -111,8 +112,8 @@ int tool_model_check(struct settings *s, bool training)
 	if (!rc && settings_has(s, "adapter"))
 		rc = check_folder("adapter", settings_text(s, "adapter"), "adapter_config.json");
 	if (!rc && tool_model_parts(s) < 0)
-		rc = cli_fail(CLI_USAGE, "--numa %s: expected auto, off or a number of parts",
-			      settings_text(s, "numa"));
+		rc = cli_fail(CLI_USAGE, "--numa %s: expected auto, off or a number of parts, at most %d",
+			      settings_text(s, "numa"), MOST_PARTS);
 	if (rc)
 		return rc;
 	engine = engine_params(s);

@@ -11,9 +11,7 @@
 
 void progress_open(struct progress *p, const struct settings *s)
 {
-	*p = (struct progress){ .every = settings_int(s, "logging-steps"),
-				.first = settings_on(s, "logging-first-step"),
-				.in_flight = strcmp(settings_text(s, "pipeline"), "sequential") ? 2 : 1 };
+	*p = (struct progress){ .in_flight = strcmp(settings_text(s, "pipeline"), "sequential") ? 2 : 1 };
 	if (settings_on(s, "quiet"))
 		return;
 	p->to = settings_on(s, "json") ? stderr : stdout;
@@ -59,7 +57,7 @@ static void show_step(struct progress *p, const struct moe_train_event *e)
 			step, total, e->loss, e->tokens_per_s, eta, waiting);
 		fflush(p->to);
 		p->line_open = true;
-	} else if (e->step % p->every == 0 || e->step == e->total_steps || (e->step == 1 && p->first)) {
+	} else if (e->logged) {
 		fprintf(p->to,
 			"step %lld/%lld  loss %.4f  lr %.3g  grad_norm %.4g  %.0f tokens/s  %s "
 			"left  %s\n",

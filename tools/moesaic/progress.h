@@ -8,8 +8,6 @@
 struct progress {
 	FILE *to; /* NULL: --quiet */
 	bool terminal, line_open;
-	int64_t every; /* a line each so many steps where `to` is no terminal */
-	bool first;    /* and one of step 1 */
 	int in_flight; /* steps that are submitted at a time */
 	double step_s; /* of the last steps */
 	char saved[64]; /* name of the last checkpoint, or "" */

@@ -245,9 +245,14 @@ static void fill_params(const struct training *t, struct moe_trainer_params *p)
 		.max_steps = settings_int(s, "max-steps") > 0 ? settings_int(s, "max-steps") : 0,
 		.keep_order = !settings_on(s, "shuffle"),
 		.seed = (uint64_t)settings_int(s, "seed"),
-		.logging_steps = (int)settings_int(s, "logging-steps"),
-		.eval_steps = is(s, "eval-strategy", "no") ? -1 : (int)settings_int(s, "eval-steps"),
-		.save_steps = is(s, "save-strategy", "epoch") ? -1 : (int)settings_int(s, "save-steps"),
+		.order_seeded = settings_has(s, "data-seed"),
+		.order_seed = (uint64_t)settings_int(s, "data-seed"),
+		.drop_last = by_size && settings_on(s, "drop-last"),
+		.logging_steps = is(s, "logging-strategy", "no")      ? -2
+				 : is(s, "logging-strategy", "epoch") ? -1
+								      : settings_real(s, "logging-steps"),
+		.eval_steps = is(s, "eval-strategy", "no") ? -1 : settings_real(s, "eval-steps"),
+		.save_steps = is(s, "save-strategy", "epoch") ? -1 : settings_real(s, "save-steps"),
 		.save_best = is(s, "save-strategy", "best"),
 		.log_first = settings_on(s, "logging-first-step"),
 		.eval_at_start = settings_on(s, "eval-on-start"),

@@ -135,6 +135,13 @@ static int settle(struct settings *s, const char *strategy, const char *const *u
 	return rc;
 }
 
+static int copy_text(struct settings *s, const char *from, const char *to)
+{
+	const char *text = settings_text(s, from);
+
+	return settings_set(s, to, &text, 1);
+}
+
 static int resolve_eval(struct settings *s)
 {
 	static const char *const by_steps[] = { "eval-steps", NULL },
@@ -148,7 +155,28 @@ static int resolve_eval(struct settings *s)
 	if (!strcmp(strategy, "epoch"))
 		return settle(s, "eval-strategy", by_steps, "steps");
 	if (!settings_has(s, "eval-steps")) /* transformers' rule */
-		set_number(s, "eval-steps", settings_int(s, "logging-steps"));
+		return copy_text(s, "logging-steps", "eval-steps");
+	return 0;
+}
+
+static int resolve_logging(struct settings *s)
+{
+	static const char *const by_steps[] = { "logging-steps", NULL };
+
+	if (!strcmp(settings_text(s, "logging-strategy"), "steps"))
+		return 0;
+	return settle(s, "logging-strategy", by_steps, "steps");
+}
+
+/* Micro-batches by tokens have no number of rows to fall short of. */
+static int resolve_drop_last(struct settings *s)
+{
+	if (!settings_on(s, "drop-last") || settings_has(s, "batch-size"))
+		return 0;
+	if (settings_flagged(s, "drop-last"))
+		return cli_fail(CLI_USAGE, "--drop-last goes with --batch-size: micro-batches by tokens (--batch-tokens) are as full as fits");
+	cli_note("micro-batches by tokens are as full as fits: ignored from --config: drop_last");
+	settings_unset(s, "drop-last");
 	return 0;
 }
 
@@ -169,5 +197,7 @@ int train_resolve_course(struct settings *s)
 {
 	int rc = resolve_eval(s);
 
+	rc = rc ? rc : resolve_logging(s);
+	rc = rc ? rc : resolve_drop_last(s);
 	return rc ? rc : resolve_save(s);
 }

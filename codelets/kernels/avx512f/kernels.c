@@ -3,9 +3,13 @@
 #include "codelets/kernels/avx512f/ints.h"
 #include "codelets/kernels/fma/fma.h"
 
+#include <limits.h>
+
 static const struct moe_tiles tiles = {
 	.name = "avx512f",
 	.ints = avx512f_ints,
+	.int16_tile = 16,
+	.int16_rows = { INT_MAX, INT_MAX }, /* f32 products are half as fast as two planes */
 	.int_block = avx512f_int_block,
 	.fwd_ints = avx512f_fwd_ints,
 	.fwd_ints_run = avx512f_fwd_ints_run,

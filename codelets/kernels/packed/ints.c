@@ -44,12 +44,19 @@ static bool codes_of(const struct moe_format *f, struct moe_int_codes *codes)
 	return f->codes == MOE_CODES_INTEGER;
 }
 
+/* Rows up to which codes of 4 (0) or 8 (1) bits are multiplied in two planes */
+static int int16_rows(const struct moe_tiles *t, bool bytes)
+{
+	return t->int16_rows[bytes] ? t->int16_rows[bytes] : MOE_INT16_ROWS;
+}
+
 enum moe_compute moe_coded_compute(const struct moe_tiles *t, const struct moe_weight *W, int m)
 {
 	struct moe_int_codes codes;
 
-	if ((W->coding.compute == MOE_COMPUTE_INT16 && m > MOE_INT16_ROWS) || !t->fwd_ints || (t->ints && !t->ints()) || !moe_int_block(&W->coding, W->k) ||
-	    !codes_of(W->coding.format, &codes))
+	if (!t->fwd_ints || (t->ints && !t->ints()) || !moe_int_block(&W->coding, W->k) || !codes_of(W->coding.format, &codes))
+		return MOE_COMPUTE_BF16;
+	if (W->coding.compute == MOE_COMPUTE_INT16 && m > int16_rows(t, codes.kind == MOE_INT_BYTES))
 		return MOE_COMPUTE_BF16;
 	return W->coding.compute;
 }
@@ -92,7 +99,7 @@ size_t moe_int_bytes(const struct moe_tiles *t, enum moe_compute compute, int m,
 	k = moe_round_up(k, MOE_PACK_K);
 	if (!t->fwd_ints || compute < MOE_COMPUTE_INT16)
 		return 0;
-	few = parts_of(MOE_MIN(m, MOE_INT16_ROWS), 2, k, MOE_INT_LEAST).end;
+	few = parts_of(MOE_MIN(m, MOE_MAX(int16_rows(t, false), int16_rows(t, true))), 2, k, MOE_INT_LEAST).end;
 	return compute < MOE_COMPUTE_INT8 ? few : MOE_MAX(few, parts_of(m, 1, k, MOE_INT_LEAST).end);
 }
 
@@ -108,7 +115,7 @@ static void pack_block(const struct moe_tiles *t, const struct moe_int_rows *x, 
 		       const float *strip)
 {
 	int k0 = block * x->block, n = (int)MOE_MIN(x->block, x->k - k0), first, rows;
-	int32_t sum[MOE_INT_ROWS];
+	int32_t sum[MOE_INT_MOST];
 
 	for (int i = 0; (rows = moe_int_tile(x, i, &first)) > 0; i++) {
 		int v = rows * x->planes;
@@ -128,6 +135,14 @@ static void pack_block(const struct moe_tiles *t, const struct moe_int_rows *x, 
 	}
 }
 
+/* Rows of a tile. Where codes are looked up the table takes the registers of a row. */
+static int limit_of(const struct moe_tiles *t, int planes, enum moe_int_kind kind)
+{
+	if (planes == 2 && t->int16_tile)
+		return t->int16_tile / 2 - (kind == MOE_INT_TABLE);
+	return MOE_INT_ROWS / planes;
+}
+
 const struct moe_int_rows *moe_int_operand(const struct moe_tiles *t, int m, const struct moe_weight *W,
 					   const void *panel, int64_t width, void *memory)
 {
@@ -145,6 +160,7 @@ const struct moe_int_rows *moe_int_operand(const struct moe_tiles *t, int m, con
 	x->k = moe_round_up(W->k, MOE_PACK_K);
 	x->blocks = (int)((x->k + x->block - 1) / x->block);
 	codes_of(W->coding.format, &x->codes);
+	x->limit = limit_of(t, x->planes, x->codes.kind);
 	p = parts_of(m, x->planes, x->k, x->block);
 	x->q = (int8_t *)memory + p.q;
 	x->start = (int32_t *)(void *)((char *)memory + p.start);
@@ -233,7 +249,7 @@ static void plain_rows(const struct moe_int_rows *x, const struct moe_coded_pane
 		       int rows, float *y, int64_t ldy, enum moe_out out)
 {
 	const int8_t *q = x->q + (int64_t)first * x->planes * x->k;
-	float sum[MOE_INT_ROWS][MOE_PACK_N] = { 0 }, w[MOE_PACK_N], zero[MOE_PACK_N];
+	float sum[MOE_INT_MOST][MOE_PACK_N] = { 0 }, w[MOE_PACK_N], zero[MOE_PACK_N];
 	bool late = p->groups == 1;
 
 	for (int b = 0; b < x->blocks; b++) {

@@ -14,9 +14,10 @@
 
 #include "codelets/kernels/packed/coded.h"
 
-#define MOE_INT_ROWS 10 /* rows times planes of a tile: 32 registers hold both kinds of sums */
+#define MOE_INT_ROWS 10 /* rows times planes of a tile, unless a table says otherwise (int16_tile) */
+#define MOE_INT_MOST 16 /* and the most that one may say */
 #define MOE_INT_BLOCK 64
-#define MOE_INT16_ROWS 16 /* beyond, decoding once is faster than two planes */
+#define MOE_INT16_ROWS 16 /* beyond, decoding once is faster than two planes, unless a table says otherwise (int16_rows) */
 #define MOE_INT_LEAST 32   /* groups of weights begin at multiples of this */
 #define MOE_INT_LARGEST 127 /* |q| of one plane */
 #define MOE_INT_LARGEST2 16256 /* of two: hi at most 127 */
@@ -42,6 +43,7 @@ struct moe_int_codes {
  */
 struct moe_int_rows {
 	int m, planes, block, blocks;
+	int limit; /* rows of a tile */
 	int64_t k; /* padded */
 	struct moe_int_codes codes;
 	int8_t *q;
@@ -52,7 +54,7 @@ struct moe_int_rows {
 /* Rows of tile `index`, or 0 past the last; *first: its first row */
 static inline int moe_int_tile(const struct moe_int_rows *x, int index, int *first)
 {
-	int limit = MOE_INT_ROWS / x->planes, count = (x->m + limit - 1) / limit;
+	int count = (x->m + x->limit - 1) / x->limit;
 	int rows = x->m / count, longer = x->m % count;
 
 	*first = index * rows + MOE_MIN(index, longer);

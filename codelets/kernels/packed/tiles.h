@@ -126,6 +126,8 @@ struct moe_tiles {
 	 * fwd_ints: y[m, 16] of one panel; next: what is read then, or NULL.
 	 */
 	bool (*ints)(void);
+	int int16_tile;	   /* rows times planes of a tile of two planes; 0: MOE_INT_ROWS */
+	int int16_rows[2]; /* up to so many rows two planes are faster than decoding 4, 8 bits; 0: MOE_INT16_ROWS */
 	void (*int_block)(int rows, int planes, int n, const float *x, int64_t ld, int8_t *q,
 			  int32_t *sum, float *scale);
 	void (*fwd_ints)(const struct moe_int_rows *x, const struct moe_coded_panel *p,

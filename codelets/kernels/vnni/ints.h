@@ -131,7 +131,7 @@ INLINE void int_fetch(const int rows, const enum moe_int_kind kind, const char *
 
 /* A block's sum of row i, both planes and sets */
 INLINE __m512 int_sum(const int rows, const int planes, const bool two,
-		      __m512i a[2][MOE_INT_ROWS], const int i)
+		      __m512i a[2][MOE_INT_MOST], const int i)
 {
 	__m512i s = a[0][i];
 
@@ -145,36 +145,47 @@ INLINE __m512 int_sum(const int rows, const int planes, const bool two,
 	return _mm512_cvtepi32_ps(s);
 }
 
+/* Of many, one row after another: there are no registers for a second set of sums. */
+#define INT_ROW(f)                                   \
+	do {                                         \
+		if (rows * planes > MOE_INT_ROWS)    \
+			__asm__ volatile("" : "+v"(f)); \
+	} while (0)
+
 /* The last sums of a block, in f32: f += scale x (sums - zero x sum of q) [x weights' scales] */
-INLINE void int_end(const bool common, const int rows, const int planes, const bool two, __m512i a[2][MOE_INT_ROWS],
+INLINE void int_end(const bool common, const int rows, const int planes, const bool two, __m512i a[2][MOE_INT_MOST],
 		    const struct int_scale *w, int64_t group, const float *scale, const float *sum,
-		    __m512 f[MOE_INT_ROWS])
+		    __m512 f[MOE_INT_MOST])
 {
 	const __m512 one = _mm512_set1_ps(1);
 
-	/* row by row: there are no registers for a second set of sums */
 	if (w->zeros) {
 		__m512 z = int_zeros(w, group), s = w->late ? one : int_scales(common, w, group);
 
-#pragma GCC unroll 10
+#pragma GCC unroll 16
 		for (int i = 0; i < rows; i++) {
 			__m512 e = _mm512_fnmadd_ps(z, _mm512_set1_ps(sum[i]),
 						    int_sum(rows, planes, two, a, i));
 
 			f[i] = _mm512_fmadd_ps(_mm512_mul_ps(e, s), _mm512_set1_ps(scale[i]), f[i]);
+			INT_ROW(f[i]);
 		}
 	} else if (!w->late) {
 		__m512 s = int_scales(common, w, group);
 
-#pragma GCC unroll 10
-		for (int i = 0; i < rows; i++)
+#pragma GCC unroll 16
+		for (int i = 0; i < rows; i++) {
 			f[i] = _mm512_fmadd_ps(_mm512_mul_ps(int_sum(rows, planes, two, a, i), s),
 					       _mm512_set1_ps(scale[i]), f[i]);
+			INT_ROW(f[i]);
+		}
 	} else {
-#pragma GCC unroll 10
-		for (int i = 0; i < rows; i++)
+#pragma GCC unroll 16
+		for (int i = 0; i < rows; i++) {
 			f[i] = _mm512_fmadd_ps(int_sum(rows, planes, two, a, i),
 					       _mm512_set1_ps(scale[i]), f[i]);
+			INT_ROW(f[i]);
+		}
 	}
 }
 
@@ -197,16 +208,16 @@ INLINE void int_rows(const int rows, const int planes, const enum moe_int_kind k
 	__m512i table = kind == MOE_INT_TABLE ? _mm512_broadcast_i32x4(_mm_loadu_si128(
 							(const __m128i *)x->codes.table))
 					      : _mm512_set1_epi8((char)0x80);
-	__m512 f[MOE_INT_ROWS], w;
+	__m512 f[MOE_INT_MOST], w;
 
-#pragma GCC unroll 10
+#pragma GCC unroll 16
 	for (int i = 0; i < rows; i++)
 		f[i] = _mm512_setzero_ps();
 	for (; steps > 0; steps -= block) {
-		__m512i a[2][MOE_INT_ROWS];
+		__m512i a[2][MOE_INT_MOST];
 		const uint8_t *end = codes + MOE_MIN(block, steps) * step;
 
-#pragma GCC unroll 10
+#pragma GCC unroll 16
 		for (int i = 0; i < v; i++) {
 			a[0][i] = _mm512_set1_epi32(start[i]);
 			a[1][i] = _mm512_setzero_si512();
@@ -218,10 +229,10 @@ INLINE void int_rows(const int rows, const int planes, const enum moe_int_kind k
 			int_fetch(rows, kind, ahead);
 			if (step == 128)
 				int_fetch(rows, kind, ahead + 64);
-#pragma GCC unroll 10
+#pragma GCC unroll 16
 			for (int i = 0; i < v; i++)
 				INT_DOT(a[0][i], b[0], q[i]);
-#pragma GCC unroll 10
+#pragma GCC unroll 16
 			for (int i = 0; i < v; i++)
 				INT_DOT(a[two][i], b[1], q[v + i]);
 			q += 2 * v;
@@ -243,7 +254,7 @@ INLINE void int_rows(const int rows, const int planes, const enum moe_int_kind k
 		}
 	}
 	w = scales.late ? int_scales(false, &scales, 0) : _mm512_set1_ps(1);
-#pragma GCC unroll 10
+#pragma GCC unroll 16
 	for (int i = 0; i < rows; i++)
 		int_put(t->y + i * t->ldy, _mm512_mul_ps(f[i], w), t->out);
 }
@@ -288,8 +299,8 @@ INLINE void int_run(const int rows, const int planes, const enum moe_int_kind ki
 		for (__m512 *to = f, *end = f + MOE_RUN * rows; to < end; to += rows, panel += stride) {
 			const uint8_t *at = panel;
 			const int32_t *qs = q;
-			__m512i a[2][MOE_INT_ROWS];
-			__m512 s[MOE_INT_ROWS];
+			__m512i a[2][MOE_INT_MOST];
+			__m512 s[MOE_INT_MOST];
 
 #pragma GCC unroll 2
 			for (int i = 0; i < v; i++) {
@@ -367,22 +378,30 @@ typedef void (*int_fn)(const struct int_tile *t);
 	INT_TILE(kind, 2, 2)                                                                       \
 	INT_TILE(kind, 2, 3)                                                                       \
 	INT_TILE(kind, 2, 4)                                                                       \
-	INT_TILE(kind, 2, 5)
-#define INT_NAMES(kind)                                                                            \
+	INT_TILE(kind, 2, 5)                                                                       \
+	INT_TILE(kind, 2, 6)                                                                       \
+	INT_TILE(kind, 2, 7)
+#define INT_NAMES(kind, last)                                                                            \
 	{                                                                                          \
 		{ NULL, int_##kind##_1_1, int_##kind##_1_2, int_##kind##_1_3, int_##kind##_1_4,    \
 		  int_##kind##_1_5, int_##kind##_1_6, int_##kind##_1_7, int_##kind##_1_8,          \
 		  int_##kind##_1_9, int_##kind##_1_10 },                                           \
 			{ NULL, int_##kind##_2_1, int_##kind##_2_2, int_##kind##_2_3,              \
-			  int_##kind##_2_4, int_##kind##_2_5 }                                     \
+			  int_##kind##_2_4, int_##kind##_2_5, int_##kind##_2_6, int_##kind##_2_7,  \
+			  last }                                                                   \
 	}
 
 INT_TILES(BYTES)
 INT_TILES(NIBBLES)
 INT_TILES(TABLE)
+INT_TILE(BYTES, 2, 8)
+INT_TILE(NIBBLES, 2, 8)
 
-static const int_fn int_tiles[3][2][MOE_INT_ROWS + 1] = { INT_NAMES(BYTES), INT_NAMES(NIBBLES),
-							  INT_NAMES(TABLE) };
+static const int_fn int_tiles[3][2][MOE_INT_ROWS + 1] = {
+	INT_NAMES(BYTES, int_BYTES_2_8),
+	INT_NAMES(NIBBLES, int_NIBBLES_2_8),
+	INT_NAMES(TABLE, NULL), /* spills */
+};
 
 static void int_forward(const struct moe_int_rows *x, const struct moe_coded_panel *p,
 			const char *next, float *y, int64_t ldy, enum moe_out out)

@@ -107,7 +107,7 @@ static enum moe_status finish(struct moe_adapter_input *in)
 					MOE_ADAPTER_KT_FILE ": tensor '%.200s' cannot be used",
 					name);
 	}
-	return moe_fail(MOE_ERR_FORMAT, MOE_ADAPTER_KT_FILE ": tensors are missing");
+	return moe_fail(MOE_ERR_FORMAT, MOE_ADAPTER_KT_FILE ": a layer lacks some of its six tensors");
 }
 
 /* ---- writing ---- */
@@ -192,7 +192,7 @@ static enum moe_status write_experts(struct moe_adapter_output *out)
 	int64_t rank = choose(out);
 
 	if (!out->uniform)
-		return moe_fail(MOE_ERR_UNSUPPORTED, "the adapter's experts have alpha 0");
+		return moe_fail(MOE_ERR_UNSUPPORTED, "the adapter's experts have alpha 0 and add nothing: this form cannot say so, peft can");
 	MOE_TRY(moe_adapter_begin(out, rank, moe_lora_alpha(false, rank, out->uniform), false));
 	for (size_t i = 0; i < a->n_entries; i++)
 		for (int k = 0;
