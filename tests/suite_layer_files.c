@@ -3,7 +3,6 @@
  * Quantised experts of a layer's object from files: fused tensors in every layout that formats
  * write, and kt-kernel's folders. In bf16 they have the bits of plain weights of the same values.
  */
-#include "tests/gguf_bytes.h"
 #include "tests/layer_check.h"
 
 #include "codelets/format.h"
@@ -405,124 +404,6 @@ static void test_backward_weights(void)
 	CHECK_OK(moe_engine_close(e));
 }
 
-/* ---- GGUF ---- */
-
-/* ggml's numbers of types, and what experts of them are in an object. */
-static const struct gguf_type {
-	const char *name, *format; /* NULL: plain */
-	uint32_t number;
-	int block, bytes; /* weights, bytes of a block */
-} gguf_types[] = {
-	{ "F32", NULL, 0, 1, 4 },      { "F16", NULL, 1, 1, 2 },       { "BF16", NULL, 30, 1, 2 },
-	{ "Q8_0", "int8", 8, 32, 34 }, { "Q4_0", "int4", 2, 32, 18 },
-};
-
-/* A block of weights, which become what it stands for. */
-static void put_block(struct gguf_bytes *f, const struct gguf_type *t, float *w)
-{
-	float largest = 0, d;
-	uint8_t b[34] = { 0 };
-	uint16_t half;
-
-	if (t->block == 1) {
-		enum moe_dtype dtype = t->bytes == 4 ? MOE_F32 : t->number == 1 ? MOE_F16 : MOE_BF16;
-
-		moe_from_f32(b, dtype, w, 1);
-		moe_to_f32(w, b, dtype, 1);
-		put(f, b, (size_t)t->bytes);
-		return;
-	}
-	for (int i = 0; i < t->block; i++)
-		largest = MOE_MAX(largest, fabsf(w[i]));
-	half = moe_f32_to_f16(largest / (t->bytes == 34 ? 127 : 7));
-	d = moe_f16_to_f32(half);
-	memcpy(b, &half, 2);
-	for (int i = 0; i < t->block; i++) {
-		int code = d > 0 ? (int)nearbyintf(w[i] / d) : 0;
-
-		code = t->bytes == 34 ? MOE_MAX(MOE_MIN(code, 127), -128) : MOE_MAX(MOE_MIN(code, 7), -8);
-		if (t->bytes == 34)
-			b[2 + i] = (uint8_t)code;
-		else
-			b[2 + i % 16] |= (uint8_t)((code + 8) << (i < 16 ? 0 : 4));
-		w[i] = d * (float)code;
-	}
-	put(f, b, (size_t)t->bytes);
-}
-
-/* Experts of layer 0, gate and up of one type and down of another; no other tensors. Their sum is below GGUF_BYTES. */
-static const char *write_gguf(struct block_data *d, const struct gguf_type *gate_up, const struct gguf_type *down)
-{
-	static const char *const names[3] = { "blk.0.ffn_gate_exps.weight", "blk.0.ffn_up_exps.weight",
-					      "blk.0.ffn_down_exps.weight" };
-	static const char *const keys[] = { "block_count", "context_length", "embedding_length", "attention.head_count",
-					    "expert_count", "expert_used_count", "expert_feed_forward_length" };
-	const uint32_t values[] = { 1, 64, (uint32_t)d->c.H, 2, (uint32_t)d->c.E, (uint32_t)d->c.k, (uint32_t)d->c.I };
-	static struct gguf_bytes f;
-	static char at[512];
-	uint64_t from = 0;
-	char key[64];
-
-	f.n = 0;
-	put(&f, "GGUF", 4);
-	put32(&f, 3);
-	put64(&f, 3);
-	put64(&f, 2 + MOE_COUNT(keys));
-	put_key_text(&f, "general.architecture", "qwen3moe");
-	for (size_t i = 0; i < MOE_COUNT(keys); i++) {
-		snprintf(key, sizeof key, "qwen3moe.%s", keys[i]);
-		put_key32(&f, key, values[i]);
-	}
-	put_key_float(&f, "qwen3moe.attention.layer_norm_rms_epsilon", 1e-6f);
-	for (int i = 0; i < 3; i++) {
-		const struct gguf_type *t = i == 2 ? down : gate_up;
-		uint64_t n = (uint64_t)(i == 2 ? d->c.H : d->c.I), k = (uint64_t)(i == 2 ? d->c.I : d->c.H);
-
-		put_tensor(&f, names[i], 3, (uint64_t[]){ k, n, (uint64_t)d->c.E }, t->number, from);
-		from += (uint64_t)d->n[i] / (uint64_t)t->block * (uint64_t)t->bytes;
-		from = (from + 31) / 32 * 32;
-	}
-	put_padding(&f);
-	for (int i = 0; i < 3; i++) {
-		const struct gguf_type *t = i == 2 ? down : gate_up;
-
-		for (int64_t j = 0; j < d->n[i]; j += t->block)
-			put_block(&f, t, d->w[i] + j);
-		put_padding(&f);
-	}
-	snprintf(at, sizeof at, "%s/experts.gguf", moe_test_dir());
-	CHECK_OK(moe_file_write(at, f.bytes, f.n));
-	return at;
-}
-
-static void gguf(void)
-{
-	for (int parts = 1; parts <= 3; parts += 2) {
-		struct moe_engine *e = layer_engine(2, parts);
-
-		for (size_t i = 0; i < MOE_COUNT(gguf_types); i++) {
-			const struct gguf_type *t = &gguf_types[i];
-			struct moe_expert_layer *a = make(e, &whole, t->format, false), *b = make(e, &whole, NULL, false);
-			struct block_data d;
-
-			block_data_make(&d, &whole);
-			if (!CHECK_OK(moe_experts_load_file(a, write_gguf(&d, t, t), "model.layers.0", NULL, 0)))
-				printf("  %s: %s\n", t->name, moe_last_error());
-			CHECK_OK(layer_load(b, &d, NULL, 0));
-			same_bits(a, b, &d);
-			moe_experts_destroy(a), moe_experts_destroy(b);
-			block_data_free(&d);
-		}
-		CHECK_OK(moe_engine_close(e));
-	}
-}
-
-static void test_gguf(void)
-{
-	setenv("MOESAIC_COMPUTE", "bf16", 1);
-	each_table(gguf);
-}
-
 /* ---- refused, by name ---- */
 
 static void refused(struct moe_engine *e, const struct block_case *c, const char *format,
@@ -601,7 +482,6 @@ const struct moe_test moe_suite_tests[] = {
 	{ "fused tensors in every layout", test_fused },
 	{ "kt-kernel's folders, one part and two", test_kt },
 	{ "kt-kernel's backward weights are not used", test_backward_weights },
-	{ "GGUF files, plain and quantised", test_gguf },
 	{ "what is refused, by name", test_errors },
 	{ NULL, NULL },
 };
