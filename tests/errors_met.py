@@ -86,6 +86,8 @@ model/convert.c: interrupted""",
 engine/trace_read.c: not a trace""",
     "a model that this version cannot open": """
 api/model_load_experts.c: %s: %s has rows of gate and up in turn""",
+    "a limit on the size of files, which the list of what was met obeys too: suite_trace_ends, a disk that is full": """
+engine/recorder.c: the trace ends early""",
     "traces of more than 4 GiB a chunk or header": """
 engine/trace_write.c: the header is too long
 engine/trace_write.c: a chunk is too large""",

@@ -427,12 +427,15 @@ static void check_long_document(void)
 	struct ref_model ref;
 	int32_t *ids = malloc(T * sizeof *ids);
 	uint64_t seed = 9;
+	int64_t counts[4];
 	double want, got, up, *p, grad;
 
 	ref_create(&ref, "long", config, 7);
 	for (int t = 0; t < T; t++)
 		ids[t] = (int32_t)((0.5f + 0.49f * ref_uniform(&seed)) * 50);
 	r.m = open_model(e, ref.dir, ALL, T, 1);
+	CU_ASSERT(moe_train_expert_tokens(r.m, 0, counts, 4) == MOE_ERR_ARG);
+	CU_ASSERT(strstr(moe_last_error(), "layer 0 has no experts") != NULL);
 	ref_take_lora(&ref, r.m, 5);
 	add_batch(&r, T);
 	moe_model_batch_add(&r.batch[0], ids, NULL, T);
