@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/moe.h"
+#include "codelets/trained.h"
 #include "codelets/kernels/packed/requantise.h"
 
 /* One of a piece's matrices, of which there are `stack`. */
@@ -290,7 +291,7 @@ void moe_experts_take_master(const struct moe_experts *l, enum moe_expert_matrix
 			moe_to_f32(moe_piece(b->value, b, expert) + i * s.k,
 				   s.src + (size_t)(i * s.ld) * moe_dtype_size(dtype), dtype, (size_t)s.k);
 		if (b->own)
-			moe_kernels()->weight_pack(&b->own[expert], s.src, dtype, s.n, s.k, s.ld, MOE_USE_GEMM);
+			moe_weight_store(&b->own[expert], s.n, s.k, s.src, dtype, s.ld);
 	}
 }
 

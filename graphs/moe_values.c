@@ -99,7 +99,7 @@ static void exchange_own(const struct moe_experts *l, enum moe_expert_matrix whi
 		for (int64_t i = 0; to_buffer && i < v.rows; i++)
 			k->weight_unpack(w, i, i + 1, at + i * v.ld);
 		if (!to_buffer)
-			moe_weight_store(w, v.rows, v.width, at, v.ld);
+			moe_weight_store(w, v.rows, v.width, at, MOE_F32, v.ld);
 	}
 }
 

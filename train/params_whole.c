@@ -125,7 +125,7 @@ void moe_train_whole_set(const struct moe_train_array *a, enum moe_param_field f
 	if (a->base) {
 		moe_experts_set_base(a->experts, a->matrix, f, piece, src);
 	} else if (f == MOE_VALUE && p->own) {
-		moe_weight_store(p->own, p->rows, p->cols, src, p->cols);
+		moe_weight_store(p->own, p->rows, p->cols, src, MOE_F32, p->cols);
 		moe_trained_renew(a->whole);
 	} else {
 		memcpy(field_of(p, f), src, (size_t)a->piece * sizeof *src);
