@@ -113,16 +113,6 @@ static enum moe_status alloc_layer(struct moe_block *b)
 					&b->layer_tensors);
 }
 
-/* A block has no optimizer but moesaic's. */
-static void touch(struct moe_block *b)
-{
-	double start = moe_now();
-
-	for (int moments = 0; moments < 2; moments++)
-		b->touched_bytes += (int64_t)moe_experts_touch(b->engine, &b->layer, &b->ffn, moments);
-	b->touch_seconds = b->touched_bytes ? moe_now() - start : 0;
-}
-
 enum moe_status moe_block_create(struct moe_engine *engine, const struct moe_block_params *params,
 				 struct moe_block **out)
 {
@@ -150,7 +140,8 @@ enum moe_status moe_block_create(struct moe_engine *engine, const struct moe_blo
 		b->params.weight_format = moe_format_find(params->weight_format)->name;
 	MOE_TRY_GOTO(moe_ticket_create(engine, &b->ticket), st, fail);
 	MOE_TRY_GOTO(alloc_layer(b), st, fail);
-	touch(b);
+	for (int moments = 0; moments < 2; moments++) /* a block has no optimizer but moesaic's */
+		moe_experts_touch(engine, &b->layer, &b->ffn, moments, &b->touched);
 	*out = b;
 	return MOE_OK;
 fail:

@@ -33,8 +33,7 @@ struct moe_block {
 	struct moe_slot_tensors slot;
 	struct moe_tensor *plan;
 	struct moe_stream stream[MOE_BLOCK_STREAMS];
-	int64_t touched_bytes; /* as in struct moe_block_info */
-	double touch_seconds;
+	struct moe_touched touched;
 	unsigned set;	 /* bit per array that moe_block_set has filled */
 	bool saved;	 /* a forward is kept for backward */
 	bool grads_open; /* gradients hold something: the next backward adds */

@@ -146,21 +146,10 @@ static enum moe_status alloc_passes(struct moe_expert_layer *l)
 	return MOE_OK;
 }
 
-static void touch(struct moe_expert_layer *l, bool moments)
-{
-	double start = moe_now();
-	size_t bytes = moe_experts_touch(l->engine, &l->layer, NULL, moments);
-
-	if (!bytes) /* what there is lies in the heap */
-		return;
-	l->touched_bytes += (int64_t)bytes;
-	l->touch_seconds += moe_now() - start;
-}
-
 void moe_experts_touch_moments(struct moe_expert_layer *l)
 {
 	if (!l->moments_touched)
-		touch(l, true);
+		moe_experts_touch(l->engine, &l->layer, NULL, true, &l->touched);
 	l->moments_touched = true;
 }
 
@@ -195,7 +184,7 @@ enum moe_status moe_experts_create(struct moe_engine *engine, const struct moe_e
 	MOE_TRY_GOTO(alloc_layer(l), st, fail);
 	MOE_TRY_GOTO(alloc_passes(l), st, fail);
 	MOE_TRY_GOTO(moe_space_attach(l), st, fail);
-	touch(l, false);
+	moe_experts_touch(engine, &l->layer, NULL, false, &l->touched);
 	for (int i = 0; i < l->n_passes; i++) {
 		l->pass[i].slot = i % l->params.micro_batches;
 		/* neighbours take turns in the ring of two */
@@ -295,8 +284,8 @@ enum moe_status moe_experts_get_info(struct moe_expert_layer *l, struct moe_expe
 		.capacity = MOE_MAX(l->space->capacity, 0),
 		.pending = l->pending.pass != NULL,
 		.scale = l->layer.scale,
-		.touched_bytes = l->touched_bytes,
-		.touch_seconds = l->touch_seconds,
+		.touched_bytes = l->touched.bytes,
+		.touch_seconds = l->touched.seconds,
 	};
 	pthread_mutex_unlock(&l->space->lock);
 	moe_experts_leave(l);

@@ -73,8 +73,7 @@ struct moe_expert_layer {
 	int number;		       /* in it */
 	struct moe_experts_pass *pass; /* [n_passes] */
 	int n_passes, kept;
-	int64_t touched_bytes; /* as in struct moe_experts_info */
-	double touch_seconds;
+	struct moe_touched touched;
 	bool moments_touched;
 	int64_t forwards, steps;
 	int micro; /* forwards since the last update */

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/moe.h"
-#include "codelets/trained.h"
 #include "codelets/kernels/packed/requantise.h"
 
 /* One of a piece's matrices, of which there are `stack`. */
@@ -123,6 +122,25 @@ void moe_weight_pack(struct moe_weight *w, const void *src, enum moe_dtype dtype
 	moe_kernels()->weight_pack(&packed, src, dtype, n, k, ld, MOE_USE_GEMM);
 	if (packed.layout != w->layout || packed.dtype != w->dtype || packed.n != w->n || packed.k != w->k)
 		*w = packed;
+}
+
+void moe_weight_store(struct moe_weight *w, int64_t n, int64_t k, const void *src, enum moe_dtype dtype, int64_t ld)
+{
+	size_t size = moe_dtype_size(dtype);
+	float wide[256];
+
+	moe_weight_pack(w, NULL, MOE_BF16, n, k, k); /* described: the table's layout */
+	if (dtype == MOE_BF16 || w->layout != MOE_LAYOUT_ROWS) {
+		moe_weight_pack(w, src, dtype, n, k, ld);
+		return;
+	}
+	for (int64_t i = 0; i < n; i++)
+		for (int64_t j = 0; j < k; j += MOE_COUNT(wide)) {
+			size_t width = (size_t)MOE_MIN(k - j, (int64_t)MOE_COUNT(wide));
+
+			moe_to_f32(wide, (const char *)src + (size_t)(i * ld + j) * size, dtype, width);
+			moe_from_f32((uint16_t *)w->data + i * k + j, MOE_BF16, wide, width);
+		}
 }
 
 static struct moe_weight *weight_of(const struct moe_experts_part *part, enum moe_expert_matrix which,

@@ -248,6 +248,8 @@ struct moe_view moe_base_view(const struct moe_experts *l, enum moe_expert_matri
  * and layers may look at it (cost models) while values are packed anew. src NULL: the description only.
  */
 void moe_weight_pack(struct moe_weight *w, const void *src, enum moe_dtype dtype, int64_t n, int64_t k, int64_t ld);
+/* The same into the memory of a BF16 weight, whatever src is: rounded to nearest where the table keeps src's dtype. */
+void moe_weight_store(struct moe_weight *w, int64_t n, int64_t k, const void *src, enum moe_dtype dtype, int64_t ld);
 
 /* What one part packs of one expert's matrix: [n, k] from src, rows ld apart, into w. */
 struct moe_pack_source {

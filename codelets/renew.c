@@ -53,25 +53,6 @@ void moe_trained_set(const struct moe_trained *a, const void *src, enum moe_dtyp
 	moe_trained_renew(a);
 }
 
-void moe_weight_store(struct moe_weight *w, int64_t n, int64_t k, const void *src, enum moe_dtype dtype, int64_t ld)
-{
-	size_t size = moe_dtype_size(dtype);
-	float wide[256];
-
-	moe_weight_pack(w, NULL, MOE_BF16, n, k, k); /* described: the table's layout */
-	if (w->layout != MOE_LAYOUT_ROWS) {
-		moe_weight_pack(w, src, dtype, n, k, ld);
-		return;
-	}
-	for (int64_t i = 0; i < n; i++)
-		for (int64_t j = 0; j < k; j += MOE_COUNT(wide)) {
-			size_t width = (size_t)MOE_MIN(k - j, (int64_t)MOE_COUNT(wide));
-
-			moe_to_f32(wide, (const char *)src + (size_t)(i * ld + j) * size, dtype, width);
-			moe_from_f32((uint16_t *)w->data + i * k + j, MOE_BF16, wide, width);
-		}
-}
-
 void moe_trained_get(const struct moe_trained *a, int64_t n0, int64_t n1, float *dst)
 {
 	const struct moe_param *p = &a->param;

@@ -40,9 +40,6 @@ void moe_trained_set(const struct moe_trained *a, const void *src, enum moe_dtyp
 /* Values of rows n0..n1 in f32. */
 void moe_trained_get(const struct moe_trained *a, int64_t n0, int64_t n1, float *dst);
 
-/* A packed BF16 weight [n, k] from floats, rounded to nearest, rows ld apart; never more than 2 bytes each, in any table. */
-void moe_weight_store(struct moe_weight *w, int64_t n, int64_t k, const void *src, enum moe_dtype dtype, int64_t ld);
-
 struct moe_renew_args {
 	const struct moe_trained *array;
 };

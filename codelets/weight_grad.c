@@ -5,14 +5,15 @@
 static void one(const struct moe_expert_args *a, int index, const struct moe_expert *e,
 		struct moe_expert_rows *rows, struct moe_worker *worker)
 {
-	struct moe_expert_grad all = moe_expert_grad_of(a->layer, a->part, index, a->first);
-	float *const matrix[] = { all.gate, all.up, all.down };
-	struct moe_expert_grad grad = { .first = a->first };
+	const struct moe_param *p = &a->layer->part[a->part].base[a->matrix];
+	float *c = moe_piece(p->grad, p, index);
+	struct moe_expert_grad grad = { .first = a->first,
+					.gate = a->matrix == MOE_GATE ? c : NULL,
+					.up = a->matrix == MOE_UP ? c : NULL,
+					.down = a->matrix == MOE_DOWN ? c : NULL };
 
-	*(a->matrix == MOE_GATE ? &grad.gate : a->matrix == MOE_UP ? &grad.up : &grad.down) = matrix[a->matrix];
 	if (a->first && !rows->m)
-		memset(matrix[a->matrix], 0,
-		       (size_t)(a->layer->part[a->part].I * a->layer->H) * sizeof(float));
+		memset(c, 0, (size_t)p->piece * sizeof *c);
 	rows->h = moe_expert_late_h(a->layer, a->state, a->part, index);
 	if (rows->m)
 		moe_kernels()->expert_weight_grad(e, rows, &grad, worker->scratch);

@@ -37,9 +37,14 @@ enum moe_status moe_experts_take_coded(struct moe_engine *e, struct moe_experts 
 void moe_experts_free(struct moe_engine *e, struct moe_experts *l);
 /*
  * moe_touch.c: maps the pages of all gradients, or of all moments, of a layer and of what is trained of its shared expert
- * (or NULL): bytes. No task may write these meanwhile.
+ * (or NULL), and adds to *sum. No task may write these meanwhile.
  */
-size_t moe_experts_touch(struct moe_engine *e, const struct moe_experts *l, const struct moe_ffn *ffn, bool moments);
+struct moe_touched {
+	int64_t bytes;
+	double seconds; /* 0 with 0 bytes: what there is lies in the heap */
+};
+void moe_experts_touch(struct moe_engine *e, const struct moe_experts *l, const struct moe_ffn *ffn, bool moments,
+		       struct moe_touched *sum);
 /* Of a packed matrix that is not quantised, [n, k] from a source of a dtype; a multiple of 64. */
 static inline size_t moe_matrix_bytes(enum moe_dtype dtype, int64_t n, int64_t k)
 {

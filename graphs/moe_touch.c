@@ -27,17 +27,23 @@ static int list_params(const struct moe_experts *l, const struct moe_ffn *ffn, c
 	return n;
 }
 
-size_t moe_experts_touch(struct moe_engine *e, const struct moe_experts *l, const struct moe_ffn *ffn, bool moments)
+void moe_experts_touch(struct moe_engine *e, const struct moe_experts *l, const struct moe_ffn *ffn, bool moments,
+		       struct moe_touched *sum)
 {
 	const struct moe_param *param[MAX_PARAMS];
 	const void *data[2 * MAX_PARAMS];
 	int n = list_params(l, ffn, param), wanted = 0;
+	double start = moe_now();
+	size_t bytes;
 
 	for (int i = 0; i < n; i++)
 		if (moments) {
 			data[wanted++] = param[i]->m;
 			data[wanted++] = param[i]->v;
-		} else
+		} else {
 			data[wanted++] = param[i]->grad;
-	return moe_memory_touch_these(e, data, wanted);
+		}
+	bytes = moe_memory_touch_these(e, data, wanted);
+	sum->bytes += (int64_t)bytes;
+	sum->seconds += bytes ? moe_now() - start : 0;
 }

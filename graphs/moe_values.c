@@ -2,8 +2,6 @@
 /* Values of MoE layers, in and out: weights packed from matrices, LoRA, masters, gradients, moments of one expert. */
 #include "graphs/moe_state.h"
 
-#include "codelets/trained.h"
-
 void moe_experts_pack(struct moe_experts *l, enum moe_expert_matrix which, int expert,
 		      const void *src, enum moe_dtype dtype)
 {

@@ -44,18 +44,13 @@ static void make_slices(struct moe_trained *a)
 }
 
 /* bf16 masters beside quantised weights. */
-static enum moe_status take_master(struct moe_engine *e, const struct moe_trained_shape *s, struct moe_trained *a,
-				   enum moe_status st)
+static void take_master(struct moe_engine *e, const struct moe_trained_shape *s, struct moe_trained *a,
+			enum moe_status *st)
 {
-	size_t bytes = moe_kernels()->weight_bytes(MOE_BF16, s->rows, s->cols, MOE_USE_GEMM);
-
-	if (st != MOE_OK)
-		return st;
-	a->master.data = moe_memory_alloc(e, bytes, s->part, "weights");
-	if (!a->master.data)
-		return moe_fail(MOE_ERR_NOMEM, "no memory for %zu bytes of weights", bytes);
-	moe_kernels()->weight_pack(&a->master, NULL, MOE_BF16, s->rows, s->cols, s->cols, MOE_USE_GEMM);
-	return MOE_OK;
+	a->master.data = moe_memory_take(e, moe_kernels()->weight_bytes(MOE_BF16, s->rows, s->cols, MOE_USE_GEMM),
+					 s->part, "weights", st);
+	if (*st == MOE_OK)
+		moe_kernels()->weight_pack(&a->master, NULL, MOE_BF16, s->rows, s->cols, s->cols, MOE_USE_GEMM);
 }
 
 enum moe_status moe_trained_alloc(struct moe_engine *e, const struct moe_trained_shape *s,
@@ -83,7 +78,7 @@ enum moe_status moe_trained_alloc(struct moe_engine *e, const struct moe_trained
 		a->param.v = take(e, s, "moments", &st);
 	}
 	if (own && s->update && s->coded)
-		st = take_master(e, s, a, st);
+		take_master(e, s, a, &st);
 	if (own && s->update) {
 		a->param.own = s->coded ? &a->master : s->weight;
 		a->param.own_at = s->at;
