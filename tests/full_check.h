@@ -32,6 +32,18 @@ static inline void add_data(struct run *r, const struct data *d)
 		moe_model_batch_add(&r->batch[i / 2], d->ids[i], d->labels[i], doc_lengths[i]);
 }
 
+static inline struct moe_model_params whole_params(const char *dir, enum moe_method method, enum moe_masters masters)
+{
+	return (struct moe_model_params){ .struct_size = sizeof(struct moe_model_params),
+					  .dir = dir,
+					  .max_tokens = 100,
+					  .slots = 2,
+					  .lora_rank = 4,
+					  .seed = 1,
+					  .method = method,
+					  .masters = masters };
+}
+
 static inline bool is_expert(int role)
 {
 	return role >= MOE_ROLE_EXPERT_GATE && role <= MOE_ROLE_EXPERT_DOWN;

@@ -17,6 +17,22 @@ static inline struct way way_at(int i) /* of four */
 			     (i & 2) != 0 };
 }
 
+/* Not loaded yet; NULL where it cannot be made. */
+static inline struct moe_expert_layer *way_create(struct moe_engine *e, const struct file *f, struct way w, bool lora,
+						  bool train_base)
+{
+	struct moe_experts_params p = layer_params(&f->d.c);
+	struct moe_expert_layer *l = NULL;
+
+	p.lora_rank = lora ? f->d.c.r : 0;
+	p.lora_alpha = (float)f->alpha;
+	p.train_base = train_base;
+	p.activations = w.activations;
+	p.weight_format = f->format;
+	CHECK_OK(moe_experts_create(e, &p, &l));
+	return l;
+}
+
 static inline bool way_forward(struct moe_expert_layer *l, struct file *f, struct way w, bool save)
 {
 	struct layer_call a = layer_call(&f->d, f->d.c.T);

@@ -25,14 +25,7 @@ static double reference(struct ref_model *m, const struct data *d)
 static struct moe_model *open_whole(struct moe_engine *e, const char *dir, enum moe_method method,
 				    enum moe_masters masters)
 {
-	struct moe_model_params p = { .struct_size = sizeof p,
-				      .dir = dir,
-				      .max_tokens = 100,
-				      .slots = 2,
-				      .lora_rank = 4,
-				      .seed = 1,
-				      .method = method,
-				      .masters = masters };
+	struct moe_model_params p = whole_params(dir, method, masters);
 	struct moe_model *m = NULL;
 
 	OK(moe_model_open(e, &p, &m));

@@ -12,20 +12,13 @@ static struct copy trained_bits(const char *dir, enum moe_method method, enum mo
 				const char *backward, int steps)
 {
 	struct moe_engine *e = open_engine(workers, 2, policy);
-	struct moe_model_params p = { .struct_size = sizeof p,
-				      .dir = dir,
-				      .max_tokens = 100,
-				      .slots = 2,
-				      .lora_rank = 4,
-				      .seed = 1,
-				      .method = method,
-				      .masters = masters,
-				      .backward_weights = backward,
-				      .recompute = recompute };
+	struct moe_model_params p = whole_params(dir, method, masters);
 	struct run r = { .lr = 1e-2, .weight_decay = 0.1, .max_norm = 1 };
 	struct copy c = { 0 };
 	struct data d;
 
+	p.backward_weights = backward;
+	p.recompute = recompute;
 	OK(moe_model_open(e, &p, &r.m));
 	make_data(&d, r.m->arch.vocab, 11);
 	add_data(&r, &d);

@@ -110,16 +110,9 @@ static enum moe_status load_quantised(struct moe_expert_layer *l, const struct f
 static struct moe_expert_layer *make(struct moe_engine *e, struct file *f, struct way w, bool lora,
 				     bool train_base)
 {
-	struct moe_experts_params p = layer_params(&f->d.c);
-	struct moe_expert_layer *l = NULL;
+	struct moe_expert_layer *l = way_create(e, f, w, lora, train_base);
 
-	p.lora_rank = lora ? f->d.c.r : 0;
-	p.lora_alpha = (float)f->alpha;
-	p.train_base = train_base;
-	p.activations = w.activations;
-	p.weight_format = f->format;
-	if (CHECK_OK(moe_experts_create(e, &p, &l)) &&
-	    CHECK_OK(f->format ? load_quantised(l, f, w.async) : layer_load(l, &f->d, NULL, 0)) && lora &&
+	if (l && CHECK_OK(f->format ? load_quantised(l, f, w.async) : layer_load(l, &f->d, NULL, 0)) && lora &&
 	    f->d.c.r)
 		layer_set_lora(l, &f->d);
 	return l;

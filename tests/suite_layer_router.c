@@ -128,44 +128,46 @@ static void router_step(struct router *r, int step)
 static struct moe_expert_layer *make(struct moe_engine *e, const struct file *f, struct way w,
 				     bool lora, bool train_base)
 {
-	struct moe_experts_params p = layer_params(&f->d.c);
-	struct moe_expert_layer *l = NULL;
+	struct moe_expert_layer *l = way_create(e, f, w, lora, train_base);
 
-	p.lora_rank = lora ? f->d.c.r : 0;
-	p.lora_alpha = (float)f->alpha;
-	p.train_base = train_base;
-	p.activations = w.activations;
-	if (CHECK_OK(moe_experts_create(e, &p, &l)) && CHECK_OK(layer_load(l, &f->d, NULL, 0)) &&
-	    lora)
+	if (l && CHECK_OK(layer_load(l, &f->d, NULL, 0)) && lora)
 		layer_set_lora(l, &f->d);
 	return l;
 }
 
 /* ---- grad_x with the router's path ---- */
 
+/* A forward and a backward of l and of the file's router, which *r becomes; out is the key of the output. */
+static void compare_path(struct moe_expert_layer *l, struct file *f, struct way w, const char *out, struct router *r)
+{
+	const struct table_tolerance *tolerance = table_tolerance();
+	int64_t n = (int64_t)f->d.c.T * f->d.c.H;
+	double *grad_x = calloc((size_t)n + 1, sizeof *grad_x);
+
+	router_make(r, f);
+	router_choose(r, f);
+	way_forward(l, f, w, true);
+	compare_floats(f, out, f->d.out, NULL, n, tolerance->out);
+	way_backward(l, f, w);
+	router_backward(r, grad_x);
+	compare_floats(f, "grad_x", f->d.grad_x, grad_x, n, tolerance->grad_x);
+	free(grad_x);
+}
+
 static void check_path(struct moe_engine *e, struct file *f, struct way w)
 {
 	const struct table_tolerance *tolerance = table_tolerance();
 	const struct block_case *c = &f->d.c;
-	int64_t n = (int64_t)c->T * c->H;
-	double *grad_x = calloc((size_t)n + 1, sizeof *grad_x);
 	struct moe_expert_layer *l = make(e, f, w, true, false);
 	struct router r;
 
-	router_make(&r, f);
-	router_choose(&r, f);
-	way_forward(l, f, w, true);
-	compare_floats(f, "out", f->d.out, NULL, n, tolerance->out);
-	way_backward(l, f, w);
-	router_backward(&r, grad_x);
-	compare_floats(f, "grad_x", f->d.grad_x, grad_x, n, tolerance->grad_x);
+	compare_path(l, f, w, "out", &r);
 	if (c->k > 1 || !f->normalise)
 		compare(f, "grad_router_weight", r.grad, (int64_t)c->E * c->H, tolerance->grad);
 	else /* the weight is always 1 */
 		for (int i = 0; i < c->E * c->H; i++)
 			CHECK(fabs(r.grad[i]) < 1e-12);
 	router_free(&r);
-	free(grad_x);
 	moe_experts_destroy(l);
 }
 
@@ -299,22 +301,12 @@ static void compare_peft_gradients(const struct file *f, struct moe_expert_layer
 
 static void check_peft(struct moe_engine *e, struct file *f, struct way w)
 {
-	const struct table_tolerance *tolerance = table_tolerance();
-	int64_t n = (int64_t)f->d.c.T * f->d.c.H;
-	double *grad_x = calloc((size_t)n + 1, sizeof *grad_x);
 	struct moe_expert_layer *l = make(e, f, w, true, false);
 	struct router r;
 
-	router_make(&r, f);
-	router_choose(&r, f);
-	way_forward(l, f, w, true);
-	compare_floats(f, "out_f64", f->d.out, NULL, n, tolerance->out);
-	way_backward(l, f, w);
-	router_backward(&r, grad_x);
-	compare_floats(f, "grad_x", f->d.grad_x, grad_x, n, tolerance->grad_x);
+	compare_path(l, f, w, "out_f64", &r);
 	compare_peft_gradients(f, l);
 	router_free(&r);
-	free(grad_x);
 	moe_experts_destroy(l);
 }
 
