@@ -15,7 +15,6 @@
 #include <stdlib.h>
 
 #define INDEX_NAME "model.safetensors.index.json"
-#define SUMS_NAME "SHA256SUMS"
 
 struct convert {
 	const struct moe_convert_model_params *p;
@@ -217,7 +216,7 @@ static enum moe_status copy_others(struct convert *c, const struct moe_folder_co
 /* The weights, and what is written about them. */
 static bool is_ours(const char *path, void *user)
 {
-	static const char *const names[] = { "config.json", INDEX_NAME, SUMS_NAME };
+	static const char *const names[] = { "config.json", INDEX_NAME, MOE_SUMS_NAME };
 	const struct convert *c = user;
 	const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
 	int layer;
@@ -259,18 +258,13 @@ static enum moe_status write_shard(struct convert *c, int i)
 
 static enum moe_status write_sums(const struct convert *c)
 {
-	char *path = moe_path_join(c->folder.path, SUMS_NAME);
+	char *path = moe_path_join(c->folder.path, MOE_SUMS_NAME);
 	struct moe_file_writer w = { .fd = -1 };
 	enum moe_status status =
 		path ? moe_file_begin(&w, path) : moe_fail(MOE_ERR_NOMEM, "out of memory");
 
-	for (int i = 0; status == MOE_OK && i < c->plan.n_shards; i++) {
-		char line[256];
-		int n = snprintf(line, sizeof line, "%s  %s\n", c->plan.shard[i].sha256,
-				 c->plan.shard[i].name);
-
-		status = moe_file_append(&w, line, (size_t)n);
-	}
+	for (int i = 0; status == MOE_OK && i < c->plan.n_shards; i++)
+		status = moe_file_append_sum(&w, c->plan.shard[i].sha256, c->plan.shard[i].name);
 	if (status == MOE_OK)
 		status = moe_file_commit(&w);
 	moe_file_abort(&w);

@@ -417,13 +417,11 @@ static enum moe_status write_sums(const struct moe_convert_plan *p, const char *
 
 	for (size_t i = 0; status == MOE_OK && i < (size_t)kt->n_layers * moe_convert_kt_files(kt);
 	     i++) {
-		char name[MOE_CONVERT_KT_NAME], line[MOE_CONVERT_KT_NAME + MOE_SHA256_TEXT + 4];
-		int n;
+		char name[MOE_CONVERT_KT_NAME];
 
 		moe_convert_kt_file(kt, kt->layer[i / moe_convert_kt_files(kt)],
 				    i % moe_convert_kt_files(kt), name);
-		n = snprintf(line, sizeof line, "%s  %s\n", kt->sum[i], name);
-		status = moe_file_append(&w, line, (size_t)n);
+		status = moe_file_append_sum(&w, kt->sum[i], name);
 	}
 	if (status == MOE_OK)
 		status = moe_file_commit(&w);
@@ -435,7 +433,7 @@ enum moe_status moe_convert_kt_finish(const struct moe_convert_plan *p, const ch
 {
 	bool manifest =
 		p->kt->bits == 8 && !p->kt->p.backward; /* kt-kernel knows none for others */
-	char *path = moe_path_join(folder, manifest ? "kt-weight-manifest.json" : "SHA256SUMS");
+	char *path = moe_path_join(folder, manifest ? "kt-weight-manifest.json" : MOE_SUMS_NAME);
 	enum moe_status status =
 		path ? manifest ? write_manifest(p, path) : write_sums(p, path) : no_memory();
 

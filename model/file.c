@@ -253,6 +253,15 @@ enum moe_status moe_file_append(struct moe_file_writer *w, const void *data, siz
 	return MOE_OK;
 }
 
+enum moe_status moe_file_append_sum(struct moe_file_writer *w, const char *digest, const char *name)
+{
+	char *line = moe_format("%s  %s\n", digest, name);
+	enum moe_status status = line ? moe_file_append(w, line, strlen(line)) : moe_fail(MOE_ERR_NOMEM, "out of memory");
+
+	moe_free(line);
+	return status;
+}
+
 enum moe_status moe_file_put(struct moe_file_writer *w, int64_t at, const void *data, size_t bytes)
 {
 	const char *p = data;

@@ -56,6 +56,9 @@ struct moe_file_writer {
 };
 enum moe_status moe_file_begin(struct moe_file_writer *w, const char *path);
 enum moe_status moe_file_append(struct moe_file_writer *w, const void *data, size_t bytes);
+/* A line of sha256sum, in a file of this name. */
+#define MOE_SUMS_NAME "SHA256SUMS"
+enum moe_status moe_file_append_sum(struct moe_file_writer *w, const char *digest, const char *name);
 /* Bytes at a place of their own; any thread. */
 enum moe_status moe_file_put(struct moe_file_writer *w, int64_t at, const void *data, size_t bytes);
 enum moe_status moe_file_commit(struct moe_file_writer *w);
