@@ -125,7 +125,7 @@ static void set_dropout(struct moe_model *m)
 enum moe_status moe_model_make_tensors(struct moe_model *m)
 {
 	struct moe_decoder *d = &m->decoder;
-	struct moe_cut cut = { 1, 1, 1 };
+	struct moe_cut cut = { .slices_i = 1, .slices_h = 1, .combine_blocks = 1, .lora_groups = 1 };
 	const struct moe_experts *experts = NULL;
 
 	for (int i = 0; i < d->n_layers; i++)

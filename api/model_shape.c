@@ -142,7 +142,7 @@ static int choose_group_size(const struct moe_model *m)
 	int E = load.E, P = load.P;
 	int size = moe_group_size_choose(&load, moe_machine()), ring = ring_entries(m);
 	int slots = m->params.slots ? m->params.slots : m->params.inference_only ? 1 : 2; /* at most */
-	struct moe_cut cut = { 1, 3, 1 };
+	struct moe_cut cut = { .slices_i = 1, .slices_h = 3, .combine_blocks = 1, .lora_groups = 1 };
 
 	for (; size < E; size++) {
 		int G = (E - 1) / size + 1;

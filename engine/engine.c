@@ -90,6 +90,7 @@ static void destroy(struct moe_engine *e)
 	free_retired(e);
 	moe_memory_free_all(e);
 	moe_topology_unload(&e->topology);
+	moe_start_free(e);
 	pthread_mutex_destroy(&e->lock);
 	pthread_mutex_destroy(&e->idle_lock);
 	pthread_mutex_destroy(&e->memory_lock);
@@ -141,6 +142,7 @@ static enum moe_status open_engine(const struct moe_engine_params *p, struct moe
 	MOE_TRY_GOTO(moe_starpu_start(e, workers), st, fail);
 	started = true;
 	MOE_TRY_GOTO(moe_parts_make(e, p), st, fail);
+	MOE_TRY_GOTO(moe_start_make(e), st, fail);
 	moe_lanes_start(e);
 	for (int w = 0; w < e->n_workers; w++) {
 		e->workers[w].engine = e;

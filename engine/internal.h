@@ -47,6 +47,14 @@ struct moe_worker_clock {
 	char apart[64];	  /* from the next worker's */
 };
 
+/* start.c; under lock */
+struct moe_start {
+	int *cpu, *part; /* per worker; cpu -1: not bound */
+	/* per worker: all workers but it, and its part's but it */
+	uint32_t (*others)[2][MOE_MASK_WORDS];
+	int worker, left; /* whose core the submitter is on; tasks that keep away from it */
+};
+
 /* Predecessors of the task that is being submitted. */
 struct moe_dep_buffer {
 	uint64_t *id;
@@ -69,6 +77,7 @@ struct moe_engine {
 		unsigned next;
 	} lanes[MOE_MAX_PARTS];
 	int min_priority, max_priority;
+	struct moe_start start;
 
 	pthread_mutex_t lock; /* submission, tensors; error-checking: see moe_engine_lock */
 	bool submitting;
@@ -168,6 +177,12 @@ bool moe_engine_policy_obeys_masks(const char *policy);
 enum moe_status moe_parts_from_specs(const struct moe_engine *e, const struct moe_part_spec *specs,
 				     struct moe_part *parts);
 enum moe_status moe_parts_make(struct moe_engine *e, const struct moe_engine_params *params);
+/* start.c: a graph's first tasks keep away from the worker whose core the submitting thread has */
+enum moe_status moe_start_make(struct moe_engine *e);
+void moe_start_free(struct moe_engine *e);
+void moe_start_begin(struct moe_engine *e);
+/* The mask for the next task of `part` (-1: any); NULL: no more than its part's. Owned by the engine. */
+uint32_t *moe_start_mask(struct moe_engine *e, int part);
 /* starpu_start.c: *workers 0 becomes the number to start */
 enum moe_status moe_starpu_check_policy(const char *policy);
 enum moe_status moe_starpu_check_workers(int workers);

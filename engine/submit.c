@@ -21,6 +21,7 @@ enum moe_status moe_submit_begin(struct moe_engine *e)
 	e->submitting = true; /* from here on the idle thread keeps its hands off */
 	pthread_mutex_unlock(&e->idle_lock);
 	moe_engine_resume(e);
+	moe_start_begin(e);
 	e->submit_begin = e->recorder ? moe_now_ns() : 0;
 	return MOE_OK;
 }
@@ -221,9 +222,11 @@ static struct moe_record *make_record(struct moe_engine *e, const struct moe_tas
 
 static void set_mask(struct moe_engine *e, struct starpu_task *t, int part)
 {
+	t->workerids = moe_start_mask(e, part);
+	t->workerids_len = t->workerids ? MOE_MASK_WORDS : 0;
 	/* strict parts only; with one part or all workers a mask would say nothing */
 	if (part < 0 || e->n_parts == 1 || e->params.placement != MOE_PLACEMENT_STRICT ||
-	    e->parts[part].n_workers == e->n_workers)
+	    e->parts[part].n_workers == e->n_workers || t->workerids)
 		return;
 	t->workerids = e->parts[part].mask;
 	t->workerids_len = MOE_MASK_WORDS;

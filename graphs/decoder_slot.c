@@ -413,7 +413,7 @@ enum moe_status moe_decoder_slot_create(struct moe_engine *e, const struct moe_d
 
 size_t moe_decoder_slot_bytes(const struct moe_decoder *d, int lowest, int T_max)
 {
-	struct moe_cut cut = { 1, 1, 1 };
+	struct moe_cut cut = { .slices_i = 1, .slices_h = 1, .combine_blocks = 1, .lora_groups = 1 };
 	struct moe_decoder_slot s;
 	struct maker m = { .st = MOE_OK };
 

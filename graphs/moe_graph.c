@@ -94,6 +94,7 @@ static enum moe_status submit_experts(const struct moe_context *c, struct moe_mo
 		};
 
 		MOE_TRY(submit_gate_up(c, p, i, NULL));
+		a.last = a.group >= l->G - s->cut.last_groups;
 		for (int j = 0; j < nh; j++) {
 			slice_range(moe_chunks(l->H), nh, j, &a.c0, &a.c1);
 			MOE_TRY(moe_task_down(c, &a, j, s->up + i * ni, ni, weights_of(p, i),
@@ -266,6 +267,36 @@ static enum moe_status submit_experts_bwd(const struct moe_context *c, struct mo
 	return moe_join_submit(c, &s->grad_rows, s->rows, l->P * l->G * nh, s->scratch);
 }
 
+/* The H side: groups of one owner (every P-th), cut.lora_groups at a time. */
+static enum moe_status submit_lora_grads(const struct moe_context *c, struct moe_moe_pass *p, struct moe_stream *x,
+					 bool first)
+{
+	const struct moe_experts *l = p->layer;
+	struct moe_slot_tensors *s = p->st;
+	int ni = s->cut.slices_i, most = s->cut.lora_groups;
+
+	for (int g = 0; p->has_grads && g < l->G; g++) {
+		struct moe_expert_args a = { .layer = l,
+					     .state = p->state,
+					     .group = g,
+					     .first = first,
+					     .part = moe_group_owner(l, g) };
+		struct moe_tensor *in[MOE_MAX_TASK_HANDLES], *grads[MOE_MAX_TASK_HANDLES];
+		int n = 0;
+
+		if (g / l->P % most)
+			continue; /* in an earlier one's task */
+		for (int i = g; a.groups < most && i < l->G; i += l->P, a.groups++) {
+			for (int part = 0; part < l->P; part++, n += ni)
+				memcpy(in + n, s->down_bwd[p->ring] + (part * l->G + i) * ni,
+				       (size_t)ni * sizeof *in);
+			grads[a.groups] = p->lt->grad_h[i];
+		}
+		MOE_TRY(moe_task_lora_grad(c, &a, in, n, p->plan, x->users, s->grad_out[p->ring].out, grads));
+	}
+	return MOE_OK;
+}
+
 /* Off the critical path: submitted last, lowest priority. */
 static enum moe_status submit_expert_grads(const struct moe_context *c, struct moe_moe_pass *p,
 					   struct moe_stream *x, bool first)
@@ -274,21 +305,7 @@ static enum moe_status submit_expert_grads(const struct moe_context *c, struct m
 	struct moe_slot_tensors *s = p->st;
 	int ni = s->cut.slices_i;
 
-	for (int g = 0; p->has_grads && g < l->G; g++) {
-		struct moe_expert_args a = { .layer = l,
-					     .state = p->state,
-					     .group = g,
-					     .first = first,
-					     .part = moe_group_owner(l, g) };
-		struct moe_tensor *in[MOE_MAX_TASK_HANDLES];
-		int n = 0;
-
-		for (int part = 0; part < l->P; part++)
-			for (int j = 0; j < ni && n < MOE_MAX_TASK_HANDLES; j++)
-				in[n++] = s->down_bwd[p->ring][(part * l->G + g) * ni + j];
-		MOE_TRY(moe_task_lora_grad(c, &a, in, n, p->plan, x->users,
-					   s->grad_out[p->ring].out, p->lt->grad_h[g]));
-	}
+	MOE_TRY(submit_lora_grads(c, p, x, first));
 	/* A matrix at a time: its update, which comes next after the last micro-batch, finds the gradient in L3. */
 	for (int i = 0; p->lt->grad_base && i < l->P * l->G * MOE_EXPERT_MATRICES; i++) {
 		int group = i / MOE_EXPERT_MATRICES;

@@ -170,8 +170,9 @@ enum moe_status moe_task_down(const struct moe_context *c, const struct moe_expe
 	moe_access_add(&l, weights, MOE_R);
 	moe_access_add(&l, lora_h, MOE_R);
 	moe_access_add(&l, out, MOE_W);
+	/* what gate_up wrote is still in cache; at the end the shorter tasks are kept to fill up the workers' time */
 	return moe_task_submit(c, MOE_KIND_down, &moe_cl_down, a, sizeof *a, &l,
-			       (struct moe_where){ a->group, slice, a->part }, c->priority + 1);
+			       (struct moe_where){ a->group, slice, a->part }, c->priority + (a->last ? -1 : 1));
 }
 
 enum moe_status moe_task_combine_part(const struct moe_context *c, const struct moe_token_args *a,
@@ -319,7 +320,7 @@ enum moe_status moe_task_gate_up_bwd(const struct moe_context *c, const struct m
 enum moe_status moe_task_lora_grad(const struct moe_context *c, const struct moe_expert_args *a,
 				   struct moe_tensor *const *in, int n, struct moe_tensor *plan,
 				   struct moe_tensor *x, struct moe_tensor *grad_out,
-				   struct moe_tensor *grad_h)
+				   struct moe_tensor *const *grad_h)
 {
 	struct moe_access_list l = { .n = 0 };
 
@@ -328,7 +329,7 @@ enum moe_status moe_task_lora_grad(const struct moe_context *c, const struct moe
 	moe_access_add(&l, plan, MOE_R);
 	moe_access_add(&l, x, MOE_R);
 	moe_access_add(&l, grad_out, MOE_R);
-	moe_access_add(&l, grad_h, a->first ? MOE_W : MOE_RW);
+	add_all(&l, grad_h, a->groups, a->first ? MOE_W : MOE_RW);
 	return moe_task_submit(c, MOE_KIND_lora_grad, &moe_cl_lora_grad, a, sizeof *a, &l,
 			       (struct moe_where){ a->group, -1, a->part }, MOE_PRIORITY_FILL);
 }

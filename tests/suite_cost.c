@@ -159,6 +159,31 @@ static void groups(void)
 	CHECK(moe_group_size_choose(&l, &m) == 1);
 }
 
+/* lora_grad: groups together make a task worth its overhead, as far as workers and handles allow. */
+static void lora_groups(void)
+{
+	struct moe_machine m = zen4();
+	struct moe_load l = qwen3(512, 2);
+
+	l.lora_rows = 48;
+	CHECK(moe_cut_for(&l, &m, 128, 0, 0).lora_groups >= 3);
+	CHECK(moe_cut_for(&l, &m, 128, 0, 0).lora_groups <= 16);
+	CHECK(moe_cut_for(&l, &m, 128, 0, 0).last_groups == 5);
+	l.T = 16384; /* long enough alone */
+	CHECK(moe_cut_for(&l, &m, 128, 0, 0).lora_groups == 1);
+	l.T = 1;
+	CHECK(moe_cut_for(&l, &m, 128, 0, 0).lora_groups == 16); /* 8 tasks */
+	l.workers = 64;
+	CHECK(moe_cut_for(&l, &m, 128, 0, 0).lora_groups == 1);
+	l.workers = 1;
+	l.P = 8;
+	l.I = 256 * 16;
+	CHECK(moe_cut_for(&l, &m, 128, 2, 0).lora_groups == 3); /* 17 tensors a group */
+	l.lora_rows = 0;
+	CHECK(moe_cut_for(&l, &m, 128, 0, 0).lora_groups == 1);
+	CHECK(moe_cut_for(&l, &m, 2, 0, 0).last_groups <= 2);
+}
+
 static void slices(void)
 {
 	struct moe_machine m = zen4();
@@ -331,6 +356,7 @@ const struct moe_test moe_suite_tests[] = {
 	{ "cost_us of codelets", codelets },
 	{ "expected rows", expected_rows },
 	{ "experts per group", groups },
+	{ "groups of a lora_grad", lora_groups },
 	{ "slices", slices },
 	{ "weights of the backward", backward_modes },
 	{ "weights of the backward as asked for", selected },

@@ -9,10 +9,9 @@
 
 #define ROWS_WRITTEN 10000
 
-/* Kinds that work for one expert group. */
-static const char *const expert_kinds[] = { "gather",	 "gate_up",	"down",
-					    "scatter",	 "down_bwd",	"gate_up_bwd",
-					    "lora_grad", "weight_grad", NULL };
+/* Kinds that work for one expert group. Not lora_grad: a task of it may serve several. */
+static const char *const expert_kinds[] = { "gather",	"gate_up",     "down",	      "scatter",
+					    "down_bwd", "gate_up_bwd", "weight_grad", NULL };
 
 bool trace_is_expert(const struct trace *t, uint32_t task)
 {
