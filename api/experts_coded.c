@@ -12,7 +12,7 @@ static enum moe_status in_expert(const struct moe_expert_layer *l, enum moe_stat
 
 static bool alike(const struct moe_coding *a, const struct moe_coding *b)
 {
-	return a->group == b->group && a->scale == b->scale && a->zero == b->zero && a->rows == b->rows;
+	return a->format == b->format && a->group == b->group && a->scale == b->scale && a->zero == b->zero && a->rows == b->rows;
 }
 
 /* Where gate and up are trained, each has blocks of its own. */
@@ -44,9 +44,9 @@ static enum moe_status check_codings(const struct moe_expert_layer *l, struct mo
 			st = l->params.train_base ? moe_requantise_check(c, q[i].n, q[i].k) : MOE_OK;
 		} else if (!alike(c, &out[i / E])) {
 			st = moe_fail(MOE_ERR_FORMAT,
-				      "a scale (%s) per %lld columns, expert 0 has one (%s) per %lld: they must be alike",
-				      moe_dtype_name(c->scale), (long long)c->group, moe_dtype_name(out[i / E].scale),
-				      (long long)out[i / E].group);
+				      "%s with a scale (%s) per %lld columns, expert 0 is %s with one (%s) per %lld: they must be alike",
+				      c->format->name, moe_dtype_name(c->scale), (long long)c->group,
+				      out[i / E].format->name, moe_dtype_name(out[i / E].scale), (long long)out[i / E].group);
 		}
 		if (st == MOE_OK && !(fused && i / E == MOE_UP)) /* gate's are up's too */
 			st = moe_check_scales(&q[i], "scale");

@@ -42,6 +42,10 @@ struct coded {
 	bool found, fused;
 };
 
+/*
+ * Of gate. Up and down may be coded otherwise, as in GGUF files that keep more bits for down; each matrix has the
+ * coding of its tensors.
+ */
 static enum moe_status check_format(const struct moe_expert_layer *l,
 				    const struct moe_st_quantised *t)
 {
@@ -94,7 +98,6 @@ static enum moe_status find_fused_coded(const struct moe_expert_layer *l,
 	if (!found)
 		return moe_fail(MOE_ERR_FORMAT,
 				"%s: gate_up_proj is quantised, this one has no codes", name);
-	MOE_TRY(check_format(l, &t));
 	for (int64_t e = 0; e < E; e++)
 		c->q[2 * E + e] = moe_st_quantised_expert(&t, e);
 	c->found = c->fused = true;
@@ -122,7 +125,8 @@ static enum moe_status find_each_coded(const struct moe_expert_layer *l,
 			return moe_fail(MOE_ERR_FORMAT,
 					"%s: other experts are quantised, this one has no codes",
 					name);
-		MOE_TRY(check_format(l, &t));
+		if (i / E == MOE_GATE)
+			MOE_TRY(check_format(l, &t));
 		c->q[i] = t.q;
 	}
 	c->found = true;
@@ -259,7 +263,7 @@ static enum moe_status load_file(struct moe_expert_layer *l, const char *path, c
 		return moe_fail(MOE_ERR_ARG, "the prefix \"%.32s...\" is too long", prefix);
 	MOE_TRY(moe_engine_check_running(l->engine));
 	MOE_TRY(moe_experts_check_map(l, map, n_map));
-	MOE_TRY(moe_safetensors_open(path, &file));
+	MOE_TRY(moe_safetensors_open_experts(path, &file));
 	st = load_coded(l, file, prefix, map, &found);
 	if (st != MOE_OK || found) {
 		moe_safetensors_close(file);
