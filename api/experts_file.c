@@ -39,6 +39,7 @@ static void name_of(char *buf, const char *prefix, const char *form, int expert)
 /* How the layer's quantised experts were found. */
 struct coded {
 	struct moe_quantised *q; /* [3 E] */
+	const char **scale;	 /* [3 E] tensors of scales */
 	bool found, fused;
 };
 
@@ -91,15 +92,19 @@ static enum moe_status find_fused_coded(const struct moe_expert_layer *l,
 		return MOE_OK;
 	MOE_TRY(check_format(l, &t));
 	MOE_TRY(check_biases(st, name));
-	for (int64_t e = 0; e < E; e++)
+	for (int64_t e = 0; e < E; e++) {
 		c->q[e] = c->q[E + e] = moe_st_quantised_expert(&t, e);
+		c->scale[e] = c->scale[E + e] = t.scale->name;
+	}
 	name_of(name, prefix, forms[1], 0);
 	MOE_TRY(moe_st_quantised_find(st, name, E, H, I, &t, &found));
 	if (!found)
 		return moe_fail(MOE_ERR_FORMAT,
 				"%s: gate_up_proj is quantised, this one has no codes", name);
-	for (int64_t e = 0; e < E; e++)
+	for (int64_t e = 0; e < E; e++) {
 		c->q[2 * E + e] = moe_st_quantised_expert(&t, e);
+		c->scale[2 * E + e] = t.scale->name;
+	}
 	c->found = c->fused = true;
 	return MOE_OK;
 }
@@ -128,6 +133,7 @@ static enum moe_status find_each_coded(const struct moe_expert_layer *l,
 		if (i / E == MOE_GATE)
 			MOE_TRY(check_format(l, &t));
 		c->q[i] = t.q;
+		c->scale[i] = t.scale->name;
 	}
 	c->found = true;
 	return MOE_OK;
@@ -147,17 +153,18 @@ static enum moe_status find_coded(const struct moe_expert_layer *l,
 static enum moe_status load_coded(struct moe_expert_layer *l, const struct moe_safetensors *file,
 				  const char *prefix, const int64_t *map, bool *found)
 {
-	struct coded c = { .q = moe_calloc((size_t)(MOE_EXPERT_MATRICES * l->layer.E),
-					   sizeof *c.q) };
-	enum moe_status st = c.q ? find_coded(l, file, prefix, &c)
-				 : moe_fail(MOE_ERR_NOMEM, "no memory for %d experts", l->layer.E);
+	size_t n = (size_t)(MOE_EXPERT_MATRICES * l->layer.E);
+	struct coded c = { .q = moe_calloc(n, sizeof *c.q), .scale = moe_calloc(n, sizeof *c.scale) };
+	enum moe_status st = c.q && c.scale ? find_coded(l, file, prefix, &c)
+					    : moe_fail(MOE_ERR_NOMEM, "no memory for %d experts", l->layer.E);
 
 	*found = c.found;
 	if (st == MOE_OK && c.found)
-		st = moe_experts_pack_quantised(l, c.q, c.fused, map);
+		st = moe_experts_pack_quantised(l, c.q, c.fused, c.scale, map);
 	if (st == MOE_OK && c.found)
 		st = moe_experts_loaded(l, map);
 	moe_free(c.q);
+	moe_free(c.scale);
 	return st;
 }
 
