@@ -208,6 +208,14 @@ static const struct {
 	{ "mxfp4", mxfp4_config }, { "gptq", gptq_config }, { "awq", awq_config },
 };
 
+bool moe_convert_config_has(const char *target)
+{
+	for (size_t i = 0; i < MOE_COUNT(configs); i++)
+		if (!strcmp(configs[i].target, target))
+			return true;
+	return false;
+}
+
 static bool add_quantisation(const struct moe_convert_plan *p, cJSON *config)
 {
 	const struct moe_convert_piece *c = first_coded(p);

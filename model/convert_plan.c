@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "model/convert_config.h"
 #include "model/convert_kt.h"
 
 #include <stdio.h>
@@ -68,7 +69,7 @@ enum moe_status moe_convert_target_find(const char *name, const char *layers,
 		}
 	for (int i = 0; moe_format_list[i] && !out->format; i++)
 		find_layouts(name, moe_format_list[i], out);
-	if (!out->format)
+	if (!out->format || !moe_convert_config_has(name))
 		return moe_fail(MOE_ERR_ARG,
 				"weights \"%s\": int8, int4, fp8, mxfp4, gptq, awq, bf16, f16, "
 				"f32, kt-int8 and kt-int4 are possible, nearest for GGUF",
