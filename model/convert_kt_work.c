@@ -132,7 +132,6 @@ static enum moe_status write_parts(struct cut *c, int which)
 		float *row = (float *)(void *)memory, *scales = row + k;
 		uint8_t *packed = (uint8_t *)scales + scale_bytes, *codes = packed + bytes;
 
-		memset(packed, 0, bytes);
 		status = fill_part(c, which, p, packed, scales, row, codes);
 		if (status == MOE_OK)
 			status = write_file(c, which, p, false, packed);

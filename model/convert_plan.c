@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/convert_config.h"
 #include "model/convert_kt.h"
+#include "model/expert_names.h"
 
 #include <stdio.h>
 
@@ -227,13 +228,10 @@ static const char *stem_of(const char *name, char *stem)
 static enum moe_status split(struct moe_convert_plan *p, const struct moe_convert_piece *whole,
 			     const char *stem)
 {
-	const char *const *names, *dot = strrchr(stem, '.');
-	static const char *const usual[3] = { "gate_proj", "up_proj", "down_proj" };
-	static const char *const mixtral[3] = { "w1", "w3", "w2" };
-	bool down = !strcmp(dot, ".down_proj");
+	const char *const *names = moe_expert_names_beside(stem), *dot = strrchr(stem, '.');
+	bool down = moe_expert_which(stem) == 2;
 	int64_t E = p->source[whole->source].experts;
 
-	names = strstr(stem, ".block_sparse_moe.") ? mixtral : usual;
 	if (!down && whole->n % 2)
 		return moe_fail(MOE_ERR_FORMAT,
 				"%s has %lld rows per expert: gate and up rows are "
