@@ -6,8 +6,6 @@
 #include "model/convert_plan.h"
 #include "model/json.h"
 
-/* Whether quantization_config can say what these weights are; else nothing is converted to them. */
-bool moe_convert_config_has(const char *target);
 /*
  * config: the input's config.json, changed in place: quantization_config as transformers and vLLM
  * expect it, or none, and the dtype of plain weights.

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/convert_config.h"
 #include "model/convert_kt.h"
 #include "model/expert_names.h"
 
@@ -19,7 +18,8 @@ static void find_layouts(const char *name, const struct moe_format *f, struct mo
 	for (int i = 0; i < MOE_FORMAT_LAYOUTS && f->layout[i].codes; i++) {
 		const struct moe_format_layout *l = &f->layout[i];
 
-		if (!l->writer || strcmp(l->name ? l->name : f->name, name))
+		/* a name of two words: merge writes it where it was read */
+		if (!l->writer || strchr(name, ' ') || strcmp(l->name ? l->name : f->name, name))
 			continue;
 		if (*l->codes == '.' && !t->single)
 			t->single = l;
@@ -41,6 +41,8 @@ const struct moe_format_layout *moe_convert_single(const struct moe_format *f)
 enum moe_status moe_convert_target_find(const char *name, const char *layers,
 					struct moe_convert_target *out)
 {
+	char made[MOE_FORMATS_TEXT];
+
 	*out = (struct moe_convert_target){ .name = name, .dtype = MOE_BF16, .linear = true };
 	if (!strcmp(name, "keep")) {
 		out->keep = true;
@@ -70,11 +72,10 @@ enum moe_status moe_convert_target_find(const char *name, const char *layers,
 		}
 	for (int i = 0; moe_format_list[i] && !out->format; i++)
 		find_layouts(name, moe_format_list[i], out);
-	if (!out->format || !moe_convert_config_has(name))
+	if (!out->format)
 		return moe_fail(MOE_ERR_ARG,
-				"weights \"%s\": int8, int4, fp8, mxfp4, gptq, awq, bf16, f16, "
-				"f32, kt-int8 and kt-int4 are possible, nearest for GGUF",
-				name);
+				"weights \"%s\": %s, bf16, f16, f32, kt-int8 and kt-int4 are possible, nearest for GGUF",
+				name, moe_formats_text(true, made));
 	out->linear = layers ? !strcmp(layers, "linear") : !strcmp(name, "fp8");
 	return MOE_OK;
 }

@@ -223,3 +223,27 @@ struct moe_quantised moe_st_quantised_expert(const struct moe_st_quantised *t, i
 	move(&q.zero, e);
 	return q;
 }
+
+static size_t add_name(char *buf, size_t n, const char *name)
+{
+	if (n < MOE_FORMATS_TEXT)
+		n += (size_t)snprintf(buf + n, MOE_FORMATS_TEXT - n, "%s%s", n ? ", " : "", name);
+	return n;
+}
+
+const char *moe_formats_text(bool convert, char buf[MOE_FORMATS_TEXT])
+{
+	size_t n = 0;
+
+	*buf = 0;
+	for (int i = 0; moe_format_list[i]; i++) {
+		const struct moe_format *f = moe_format_list[i];
+
+		if (convert || f->quantise)
+			n = add_name(buf, n, f->name);
+		for (int j = 0; convert && j < MOE_FORMAT_LAYOUTS && f->layout[j].codes; j++)
+			if (f->layout[j].name && !strchr(f->layout[j].name, ' '))
+				n = add_name(buf, n, f->layout[j].name);
+	}
+	return buf;
+}
