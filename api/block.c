@@ -69,7 +69,6 @@ static enum moe_status alloc_layer(struct moe_block *b)
 {
 	const struct moe_block_params *p = &b->params;
 	int tokens = p->expected_tokens ? p->expected_tokens : DEFAULT_TOKENS;
-	struct moe_coding coding[MOE_EXPERT_MATRICES];
 	struct moe_experts_shape s = {
 		.E = p->experts,
 		.k = p->experts_per_token,
@@ -84,7 +83,7 @@ static enum moe_status alloc_layer(struct moe_block *b)
 		.base_grads = p->base_gradients,
 		.train_base = p->train_base,
 		.recompute = p->activations == MOE_ACTIVATIONS_RECOMPUTE,
-		.coding = moe_block_coding(p, coding) ? coding : NULL,
+		.coded_later = p->weight_format != NULL,
 	};
 
 	MOE_TRY(moe_block_choose_backward(b, tokens));
@@ -177,6 +176,8 @@ void moe_block_destroy(struct moe_block *b)
 		free_buffers(b);
 		moe_layer_tensors_destroy(&b->layer_tensors);
 		moe_backward_ring_destroy(b->engine, &b->ring);
+		if (b->params.weight_format)
+			moe_experts_drop_matrices(b->engine, &b->layer);
 		moe_experts_free(b->engine, &b->layer);
 		for (int i = 0; i < MOE_FFN_MATRICES; i++)
 			moe_trained_tensors_destroy(&b->ffn_trained[i]);

@@ -220,17 +220,21 @@ static void weights_alloc(struct moe_engine *e, struct moe_experts *l,
 	place(part, l->E, base, &b);
 }
 
+static void describe_matrix(struct moe_experts *l, enum moe_expert_matrix which, const struct moe_coding *coding)
+{
+	struct moe_quantised q = { .coding = *coding, .rows = coding->rows };
+
+	q.n = which == MOE_DOWN ? l->H : l->I;
+	q.k = which == MOE_DOWN ? l->I : l->H;
+	for (int i = 0; i < l->E; i++)
+		for (int p = 0; p < l->P; p++)
+			moe_experts_pack_coded(l, which, i, p, &q, 0, 1);
+}
+
 static void describe_coded(struct moe_experts *l, const struct moe_coding *coding)
 {
-	for (int i = 0; i < MOE_EXPERT_MATRICES * l->E; i++) {
-		enum moe_expert_matrix which = (enum moe_expert_matrix)(i % MOE_EXPERT_MATRICES);
-		struct moe_quantised q = { .coding = coding[which], .rows = coding[which].rows };
-
-		q.n = which == MOE_DOWN ? l->H : l->I;
-		q.k = which == MOE_DOWN ? l->I : l->H;
-		for (int p = 0; p < l->P; p++)
-			moe_experts_pack_coded(l, which, i / MOE_EXPERT_MATRICES, p, &q, 0, 1);
-	}
+	for (int i = 0; i < MOE_EXPERT_MATRICES; i++)
+		describe_matrix(l, (enum moe_expert_matrix)i, &coding[i]);
 }
 
 enum moe_status moe_experts_take_coded(struct moe_engine *e, struct moe_experts *l, const struct moe_coding *coding)
@@ -255,6 +259,42 @@ enum moe_status moe_experts_take_coded(struct moe_engine *e, struct moe_experts 
 	if (st == MOE_OK)
 		describe_coded(l, coding);
 	return st;
+}
+
+enum moe_status moe_experts_take_matrix(struct moe_engine *e, struct moe_experts *l, enum moe_expert_matrix which,
+					const struct moe_coding *coding)
+{
+	struct moe_coding all[MOE_EXPERT_MATRICES] = { [MOE_GATE] = { .format = NULL } };
+	const struct moe_experts_shape s = { .E = l->E, .H = l->H, .I = l->I, .coding = all };
+	enum moe_status st = MOE_OK;
+
+	all[which] = *coding;
+	for (int p = 0; p < l->P; p++) {
+		struct moe_experts_part *part = &l->part[p];
+		struct moe_weight *w = matrices_of(part, which);
+		size_t bytes = one_matrix(&s, which, MOE_U8, which == MOE_DOWN ? l->H : part->I,
+					  which == MOE_DOWN ? part->I : l->H, which == MOE_DOWN ? part->i0 : 0);
+		char *base;
+
+		moe_memory_free(e, w[0].data);
+		base = moe_memory_take(e, (size_t)l->E * bytes, p, "weights", &st);
+		for (int i = 0; i < l->E; i++)
+			w[i].data = base ? base + (size_t)i * bytes : NULL;
+	}
+	if (st == MOE_OK)
+		describe_matrix(l, which, coding);
+	return st;
+}
+
+void moe_experts_drop_matrices(struct moe_engine *e, struct moe_experts *l)
+{
+	for (int i = 0; i < MOE_EXPERT_MATRICES * l->P; i++) {
+		struct moe_weight *w = matrices_of(&l->part[i / MOE_EXPERT_MATRICES],
+						   (enum moe_expert_matrix)(i % MOE_EXPERT_MATRICES));
+
+		moe_memory_free(e, w[0].data);
+		w[0].data = NULL;
+	}
 }
 
 static void part_alloc(struct moe_engine *e, struct moe_experts *l,

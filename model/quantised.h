@@ -38,6 +38,9 @@ struct moe_quantised moe_st_quantised_own(const struct moe_st_tensor *t);
 /* Columns k0..k0+k of a row of q, whose codes t holds, as the file means them. */
 void moe_st_quantised_row(const struct moe_st_tensor *t, const struct moe_quantised *q, int64_t row, int64_t k0,
 			  int64_t k, float *dst);
+/* "fp8, int4, ...": what floats can become while they are loaded; convert: what a conversion can make. */
+#define MOE_FORMATS_TEXT 160
+const char *moe_formats_text(bool convert, char buf[MOE_FORMATS_TEXT]);
 /* The matrix of expert e. */
 struct moe_quantised moe_st_quantised_expert(const struct moe_st_quantised *t, int64_t e);
 

@@ -188,25 +188,30 @@ static enum moe_status choose_files(struct moe_safetensors *st)
 	return status;
 }
 
-static enum moe_status load_gguf(struct moe_safetensors *st)
+static enum moe_status load_gguf(struct moe_safetensors *st, bool experts_only)
 {
 	struct moe_gguf *g;
 	enum moe_status status;
 
 	MOE_TRY(moe_gguf_open(st->path, &g));
-	status = moe_gguf_fill(g, st);
+	status = moe_gguf_fill(g, experts_only, st);
 	moe_gguf_close(g);
 	return status;
 }
 
-/* raw: a folder of kt-kernel's under its own names. */
-static enum moe_status load(struct moe_safetensors *st, bool raw)
+enum how {
+	WHOLE,
+	EXPERTS, /* of a GGUF nothing else */
+	RAW,	 /* a folder of kt-kernel's under its own names */
+};
+
+static enum moe_status load(struct moe_safetensors *st, enum how how)
 {
-	bool kt = !raw && moe_path_is_dir(st->path);
+	bool kt = how != RAW && moe_path_is_dir(st->path);
 	enum moe_status status;
 
 	if (moe_gguf_is(st->path))
-		return load_gguf(st);
+		return load_gguf(st, how == EXPERTS);
 	status = choose_files(st);
 	if (status == MOE_ERR_IO && kt && moe_kt_is(st->path))
 		return moe_kt_fill(st->path, st);
@@ -224,7 +229,7 @@ static enum moe_status load(struct moe_safetensors *st, bool raw)
 	return kt && moe_kt_is_merged(st) ? moe_kt_fill(st->path, st) : MOE_OK;
 }
 
-static enum moe_status open_path(const char *path, bool raw, struct moe_safetensors **out)
+static enum moe_status open_path(const char *path, enum how how, struct moe_safetensors **out)
 {
 	struct moe_safetensors *st = moe_calloc(1, sizeof *st);
 	enum moe_status status;
@@ -235,7 +240,7 @@ static enum moe_status open_path(const char *path, bool raw, struct moe_safetens
 		moe_free(st);
 		return moe_fail(MOE_ERR_NOMEM, "%s: out of memory", path);
 	}
-	status = load(st, raw);
+	status = load(st, how);
 	if (status != MOE_OK) {
 		moe_safetensors_close(st);
 		return status;
@@ -246,10 +251,15 @@ static enum moe_status open_path(const char *path, bool raw, struct moe_safetens
 
 enum moe_status moe_safetensors_open(const char *path, struct moe_safetensors **out)
 {
-	return open_path(path, false, out);
+	return open_path(path, WHOLE, out);
+}
+
+enum moe_status moe_safetensors_open_experts(const char *path, struct moe_safetensors **out)
+{
+	return open_path(path, EXPERTS, out);
 }
 
 enum moe_status moe_st_table_open(const char *path, struct moe_safetensors **out)
 {
-	return open_path(path, true, out);
+	return open_path(path, RAW, out);
 }

@@ -40,6 +40,8 @@ struct moe_st_tensor {
  * MOE_ERR_FORMAT (malformed, truncated, a shard without a tensor of the index), MOE_ERR_NOMEM.
  */
 enum moe_status moe_safetensors_open(const char *path, struct moe_safetensors **out);
+/* The same; of a GGUF file only the experts, whatever else of a model it has or lacks. */
+enum moe_status moe_safetensors_open_experts(const char *path, struct moe_safetensors **out);
 void moe_safetensors_close(struct moe_safetensors *st);
 
 size_t moe_safetensors_count(const struct moe_safetensors *st);
