@@ -205,9 +205,27 @@ static void linear_cases(void)
 	each_quantised(300, 72, linear_rows);
 }
 
+/* FP8 in blocks of rows: panels of 16 rows that have one scale each, and some that are in two blocks. */
+static void linear_blocks(void)
+{
+	static const int64_t rows[] = { 128, 40, 24 };
+
+	for (size_t i = 0; i < MOE_COUNT(rows); i++)
+		for (int m = 1; m <= 6; m++) {
+			int kept = block_count;
+			struct moe_quantised q =
+				random_quantised(moe_format_find("fp8"), 264, 288, 128, rows[i], MOE_F32, false);
+
+			linear_of(&q, m, m % 2 ? 5 : 0);
+			linear_of(&q, m, m % 2 ? 0 : 20);
+			release_to(kept);
+		}
+}
+
 static void test_linear(void)
 {
 	check_tables(linear_cases);
+	check_tables(linear_blocks);
 }
 
 /* ---- integer products ---- */

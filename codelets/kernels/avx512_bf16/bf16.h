@@ -20,23 +20,28 @@
  * backward tile 12 rows x 32 columns beside the shuffles, or 14 where the weights are decoded.
  */
 #define FWD_ROWS 6
+#define BWD_ROWS 14
+#define FUSED_ROWS 12 /* more leave no registers to shuffle or to decode in */
 #define BWD_SMALL 5   /* up to so many rows the backward walks the weights in memory order */
 #define BWD_DECODE 49 /* from so many rows on it decodes a slice of 32 columns once */
 
 struct tiles {
 	int count, rows, longer; /* the first `longer` tiles have rows + 1 */
+	int first;		 /* rows of a tile before those; 0: there is none */
 };
 
 static inline struct tiles split_rows(int m, int limit)
 {
 	int count = (m + limit - 1) / limit;
 
-	return (struct tiles){ count, count ? m / count : 0, count ? m % count : 0 };
+	return (struct tiles){ count, count ? m / count : 0, count ? m % count : 0, 0 };
 }
 
 static inline int tile_rows(const struct tiles *t, int i)
 {
-	return t->rows + (i < t->longer);
+	if (i == 0 && t->first)
+		return t->first;
+	return t->rows + (i < t->longer + (t->first > 0));
 }
 
 static inline struct tiles fwd_tiles(int m)
@@ -44,9 +49,19 @@ static inline struct tiles fwd_tiles(int m)
 	return split_rows(m, FWD_ROWS);
 }
 
+/* The first of longer tiles is one that can decode quantised weights (bwd_coded.h), where that makes no tile more. */
 static inline struct tiles bwd_tiles(int m)
 {
-	return split_rows(m, m < BWD_DECODE ? 12 : 14);
+	struct tiles t = split_rows(m, m < BWD_DECODE ? FUSED_ROWS : BWD_ROWS), rest;
+
+	if (tile_rows(&t, 0) <= FUSED_ROWS)
+		return t;
+	rest = split_rows(m - FUSED_ROWS, BWD_ROWS);
+	if (rest.count == t.count)
+		return t;
+	rest.count++;
+	rest.first = FUSED_ROWS;
+	return rest;
 }
 
 INLINE __m512 dot_bf16(__m512 sum, __m512i a, __m512i b)

@@ -9,7 +9,6 @@
 #include "codelets/kernels/avx512_bf16/bwd_tiles.h"
 #include "codelets/kernels/avx512_bf16/decode.h"
 
-#define FUSED_ROWS 12	/* more leave no registers to decode in */
 #define FETCH_PANELS 8	/* from a panel to what is prefetched of quantised ones */
 #define SMALL_AHEAD 4096 /* bytes from a read to its prefetch, along a panel */
 

@@ -9,8 +9,6 @@
 
 #include "codelets/kernels/avx512_bf16/bf16.h"
 
-#define BWD_ROWS 14
-
 /* n rows of one segment, for one tile. */
 struct bwd_run {
 	const uint32_t *g; /* [n/2][rows] */

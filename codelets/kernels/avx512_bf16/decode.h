@@ -17,10 +17,12 @@ void avx512_bf16_decode(const struct moe_coded_panel *p, int64_t k0, int64_t k, 
 /* Tables can decode it: every group begins at a step. */
 bool avx512_bf16_decodes(const struct moe_coded_panel *p);
 
-/* fwd_coded.c, fwd_coded_vbmi.c: struct moe_tiles.fwd_coded */
+/* fwd_coded.c, fwd_coded_vbmi.c: struct moe_tiles.fwd_coded, fwd_coded_run */
 bool avx512_bf16_fwd_coded(int m, const struct moe_coded_panel *p, const struct moe_fwd_seg *seg,
 			   int nseg, const uint16_t *next, float *y, int64_t ldy, enum moe_out out,
 			   uint16_t *buffer);
+int64_t avx512_bf16_fwd_coded_run(int m, const struct moe_coded_panel *p, const struct moe_fwd_seg *seg, int nseg,
+				  int64_t count, const struct moe_panel_run *run);
 
 /* decode_vbmi.c: 8-bit codes of sign and magnitude; `steps` of one group, for CPUs with AVX512-VBMI
  */

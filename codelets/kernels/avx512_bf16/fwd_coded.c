@@ -41,7 +41,7 @@ INLINE void few4(const int rows, const int sets, const bool keep, const enum moe
 				coded_dots(rows, sum[s], v, x);
 			}
 	}
-	coded_finish(rows, sets, sum, c);
+	coded_finish(rows, sets, sum, c, 0, c->y);
 }
 
 /* look_up4 */
@@ -89,7 +89,7 @@ INLINE void more4(const int rows, const bool keep, const enum moe_dtype dtype,
 			kept += keep ? 128 : 0;
 		}
 	}
-	coded_finish(rows, 1, sum, c);
+	coded_finish(rows, 1, sum, c, 0, c->y);
 }
 
 INLINE void few8(const int rows, const int sets, const bool keep, const enum moe_dtype dtype,
@@ -125,7 +125,7 @@ INLINE void few8(const int rows, const int sets, const bool keep, const enum moe
 				coded_dots(rows, sum[s], v, x);
 			}
 	}
-	coded_finish(rows, sets, sum, c);
+	coded_finish(rows, sets, sum, c, 0, c->y);
 }
 
 /* integers */
@@ -171,7 +171,7 @@ INLINE void more8(const int rows, const bool keep, const enum moe_dtype dtype,
 			kept += keep ? 128 : 0;
 		}
 	}
-	coded_finish(rows, 1, sum, c);
+	coded_finish(rows, 1, sum, c, 0, c->y);
 }
 
 #define FEW(bits, rows, sets, keep, dtype)                                                         \
@@ -254,4 +254,16 @@ bool avx512_bf16_fwd_coded(int m, const struct moe_coded_panel *p, const struct 
 	rest[0].w = buffer;
 	avx512_bf16_fwd_from(1, m, rest, nseg, next, y, ldy, out);
 	return true;
+}
+
+int64_t avx512_bf16_fwd_coded_run(int m, const struct moe_coded_panel *p, const struct moe_fwd_seg *seg, int nseg,
+				  int64_t count, const struct moe_panel_run *run)
+{
+	enum moe_out out = out_mode(run->out, run->y, run->ldy | run->step);
+	struct coded_call c = { p, seg, nseg, run->y, run->ldy, out, NULL, NULL };
+
+	if (m <= 0 || m > FEW_ROWS || p->coding->format->codes != MOE_CODES_SIGN_MAGNITUDE || p->coding->scale != MOE_F32 ||
+	    !p->groups || !avx512_bf16_decodes(p) || !coded_even(p))
+		return 0;
+	return avx512_bf16_fwd_magnitudes_run(m, &c, count, run);
 }

@@ -27,8 +27,12 @@ struct coded_call {
 };
 typedef void (*coded_fn)(const struct coded_call *c);
 
-/* fwd_coded_vbmi.c: the tile of FP8, or NULL where the panel's rows have different scales */
+/*
+ * fwd_coded_vbmi.c, FP8: the tile, or NULL where the panel's rows have different scales, and for up to FEW_ROWS rows that
+ * no others follow; those come in runs, struct moe_tiles.fwd_coded_run.
+ */
 coded_fn avx512_bf16_fwd_magnitudes(int rows, bool keep, const struct moe_coded_panel *p);
+int64_t avx512_bf16_fwd_magnitudes_run(int rows, const struct coded_call *c, int64_t count, const struct moe_panel_run *run);
 
 INLINE __m512i coded_x(const uint16_t *x)
 {
@@ -93,13 +97,13 @@ INLINE void coded_step(const int rows, __m512 sum[FWD_ROWS][4], const __m512i w[
 	__asm__ volatile("" ::: "memory");
 }
 
-/* The plain segments that follow (LoRA), then the results. */
+/* The plain segments that follow (LoRA), whose panel lies `elements` behind the call's first, then the results, to y. */
 INLINE void coded_finish(const int rows, const int sets, __m512 sum[2][FWD_ROWS][4],
-			 const struct coded_call *c)
+			 const struct coded_call *c, int64_t elements, float *y)
 {
 	for (int s = 1; s < c->nseg; s++) {
 		const uint16_t *x = (const uint16_t *)c->seg[s].x + c->seg[s].col * rows;
-		const uint16_t *w = c->seg[s].w;
+		const uint16_t *w = c->seg[s].w + elements;
 
 		for (int step = 0; step < c->seg[s].k / 8; step += sets)
 #pragma GCC unroll 2
@@ -117,7 +121,7 @@ INLINE void coded_finish(const int rows, const int sets, __m512 sum[2][FWD_ROWS]
 #pragma GCC unroll 4
 		for (int j = 0; j < 4 && sets == 2; j++)
 			sum[0][i][j] = _mm512_add_ps(sum[0][i][j], sum[1][i][j]);
-		put(c->y + i * c->ldy, fold(sum[0][i]), c->out);
+		put(y + i * c->ldy, fold(sum[0][i]), c->out);
 	}
 }
 

@@ -8,10 +8,11 @@
 /* Codes of 16 rows x 4 columns: rows 4 L, 4 L + 1 in lane L of one vector, 4 L + 2, 4 L + 3 of the other */
 INLINE void look_up_block(const struct tables *t, const uint8_t *codes, __m512i out[2])
 {
-	__m512i b = _mm512_load_si512(codes);
-	__m512i low = _mm512_permutex2var_epi8(t->low[0], b, t->low[1]);
-	__m512i high = _mm512_permutex2var_epi8(t->high[0], b, t->high[1]);
+	__m512i b = _mm512_load_si512(codes), low, high;
 
+	__asm__("" : "+v"(b)); /* lookups overwrite their index: a copy of the register, not another load */
+	low = _mm512_permutex2var_epi8(t->low[0], b, t->low[1]);
+	high = _mm512_permutex2var_epi8(t->high[0], b, t->high[1]);
 	high = _mm512_ternarylogic_epi64(high, b, _mm512_set1_epi8((char)0x80), 0x78); /* high ^ (b & sign) */
 	out[0] = _mm512_unpacklo_epi8(low, high);
 	out[1] = _mm512_unpackhi_epi8(low, high);
@@ -49,10 +50,23 @@ INLINE __m512i columns4(const uint16_t *x)
 	return v;
 }
 
-/* Block by block of 4 columns, in the order of the codes: no shuffle brings 8 columns of a row together. */
-INLINE void few(const int rows, const int sets, const struct coded_call *c)
+static inline bool same_scales(const struct moe_coded_panel *p)
 {
-	const struct moe_coded_panel *p = c->p;
+	const float *s = (const float *)(const void *)p->scale;
+
+	for (int64_t g = 0; g < p->groups; g++, s += 16)
+		if (_mm512_cmp_ps_mask(_mm512_load_ps(s), _mm512_set1_ps(*s), _CMP_EQ_OQ) != 0xffff)
+			return false;
+	return true;
+}
+
+/*
+ * A panel, block by block of 4 columns, in the order of the codes: no shuffle brings 8 columns of a row together.
+ * elements, y: coded_finish
+ */
+INLINE void few_panel(const int rows, const int sets, const struct moe_coded_panel *p, const struct coded_call *c,
+		      int64_t elements, float *y)
+{
 	const float *values = p->coding->format->values,
 		    *scale = (const float *)(const void *)p->scale;
 	int64_t kp = c->seg->k;
@@ -88,7 +102,26 @@ INLINE void few(const int rows, const int sets, const struct coded_call *c)
 #pragma GCC unroll 4
 		for (int i = 0; i < rows; i++)
 			order_sums(sum[s][i]);
-	coded_finish(rows, sets, sum, c);
+	coded_finish(rows, sets, sum, c, elements, y);
+}
+
+/*
+ * A run of panels. What waits for DRAM fills the CPU's queues, so each instruction between two panels is a piece of the
+ * next one that is not asked for yet: calls per panel cost 7 to 10 % at one row, and so does anything kept in memory, as
+ * a panel pushes it out of L1.
+ */
+INLINE int64_t few_run(const int rows, const int sets, const struct coded_call *c, int64_t count,
+		       const struct moe_panel_run *run)
+{
+	struct moe_coded_panel p = *c->p;
+	int64_t i = 0;
+
+	for (; i < count && same_scales(&p); i++) {
+		few_panel(rows, sets, &p, c, i * run->lora_stride, c->y + i * run->step);
+		p.scale += run->stride;
+		p.codes += run->stride;
+	}
+	return i;
 }
 
 /* look_up */
@@ -134,13 +167,13 @@ INLINE void more(const int rows, const bool keep, const struct coded_call *c)
 			kept += keep ? 128 : 0;
 		}
 	}
-	coded_finish(rows, 1, sum, c);
+	coded_finish(rows, 1, sum, c, 0, c->y);
 }
 
 #define FEW(rows, sets)                                                                            \
-	NOINLINE void few_##rows(const struct coded_call *c)                                       \
+	NOINLINE int64_t run_##rows(const struct coded_call *c, int64_t count, const struct moe_panel_run *run) \
 	{                                                                                          \
-		few(rows, sets, c);                                                                \
+		return few_run(rows, sets, c, count, run);                                         \
 	}
 #define MORE(rows, keep)                                                                           \
 	NOINLINE void more_##rows##_##keep(const struct coded_call *c)                             \
@@ -157,22 +190,20 @@ MORE(5, 1)
 MORE(6, 0)
 MORE(6, 1)
 
-static bool same_scales(const struct moe_coded_panel *p)
-{
-	const float *s = (const float *)(const void *)p->scale;
-
-	for (int64_t g = 0; g < p->groups; g++, s += 16)
-		if (_mm512_cmp_ps_mask(_mm512_load_ps(s), _mm512_set1_ps(*s), _CMP_EQ_OQ) != 0xffff)
-			return false;
-	return true;
-}
-
 coded_fn avx512_bf16_fwd_magnitudes(int rows, bool keep, const struct moe_coded_panel *p)
 {
 	static const coded_fn of[2][FWD_ROWS + 1] = {
-		{ NULL, few_1, few_2, few_3, few_4, more_5_0, more_6_0 },
+		{ NULL, NULL, NULL, NULL, NULL, more_5_0, more_6_0 },
 		{ NULL, NULL, NULL, NULL, more_4_1, more_5_1, more_6_1 },
 	};
 
 	return p->coding->scale == MOE_F32 && same_scales(p) ? of[keep][rows] : NULL;
+}
+
+int64_t avx512_bf16_fwd_magnitudes_run(int rows, const struct coded_call *c, int64_t count, const struct moe_panel_run *run)
+{
+	return rows == 1   ? run_1(c, count, run)
+	       : rows == 2 ? run_2(c, count, run)
+	       : rows == 3 ? run_3(c, count, run)
+			   : run_4(c, count, run);
 }

@@ -36,6 +36,7 @@ const struct moe_tiles moe_tiles_avx512_bf16 = {
 	.lora_pad = 16,
 	.decode = avx512_bf16_decode,
 	.fwd_coded = avx512_bf16_fwd_coded,
+	.fwd_coded_run = avx512_bf16_fwd_coded_run,
 	.ints = avx512_bf16_ints,
 	.int16_tile = 16,
 	.int16_rows = { 16, 48 },

@@ -3,7 +3,7 @@
 #include "codelets/kernels/packed/coded.h"
 #include "codelets/kernels/packed/ints.h"
 
-#define RUN_ROWS 2	   /* rows of a run of panels */
+#define RUN_ROWS 2	   /* rows of a run of panels, by integers */
 #define STEP 8		   /* columns decoded at a time: never split by a group or a block */
 #define PANEL_GAP 128	   /* bytes between panels whose stride is a multiple of 2 KB (layout.h) */
 #define FETCH_PANELS 12	   /* from a panel to what is prefetched of a slice */
@@ -355,13 +355,15 @@ static void forward_panel(const struct moe_tiles *t, int m, const struct moe_cod
 	t->fwd(m, seg, nseg, next, y, ldy, out);
 }
 
-/* MOE_RUN panels where the table has a way for them */
-static bool forward_run(const struct moe_tiles *t, int m, const struct moe_coded_panel *p,
-			const struct moe_int_rows *ints, const struct moe_fwd_seg *seg, int nseg,
-			struct moe_panel_run *run)
+/* Up to `count` panels in one call, where the table has a way for them; how many are done. */
+static int64_t forward_run(const struct moe_tiles *t, int m, const struct moe_coded_panel *p,
+			   const struct moe_int_rows *ints, const struct moe_fwd_seg *seg, int nseg, int64_t count,
+			   struct moe_panel_run *run)
 {
-	if (!ints || !t->fwd_ints_run)
-		return false;
+	if (!ints)
+		return t->fwd_coded_run ? t->fwd_coded_run(m, p, seg, nseg, count, run) : 0;
+	if (!t->fwd_ints_run || m > RUN_ROWS || count < MOE_RUN)
+		return 0;
 	for (int i = 0; i < MOE_RUN && nseg > 1; i++) { /* LoRA first */
 		struct moe_fwd_seg lora = seg[1];
 
@@ -369,7 +371,7 @@ static bool forward_run(const struct moe_tiles *t, int m, const struct moe_coded
 		t->fwd(m, &lora, 1, NULL, run->y + i * run->step, run->ldy, MOE_OUT_STORE);
 		run->out = MOE_OUT_ADD;
 	}
-	return t->fwd_ints_run(ints, p, run);
+	return t->fwd_ints_run(ints, p, run) ? MOE_RUN : 0;
 }
 
 void moe_forward_panels(const struct moe_tiles *t, int m, const struct moe_weight *W, int64_t index, int64_t count,
@@ -377,7 +379,7 @@ void moe_forward_panels(const struct moe_tiles *t, int m, const struct moe_weigh
 			const uint16_t *next, float *y, int64_t step, int64_t ldy, enum moe_out out, uint16_t *buffer)
 {
 	const bool coded = moe_is_coded(W);
-	bool runs = coded && m <= RUN_ROWS;
+	bool runs = coded;
 	struct moe_coded_panel p;
 	const uint16_t *plain = NULL;
 	int64_t bytes;
@@ -398,10 +400,10 @@ void moe_forward_panels(const struct moe_tiles *t, int m, const struct moe_weigh
 			own[1] = seg[1];
 			own[1].w += i * stride;
 		}
-		done = MOE_RUN;
-		run.next = i + done < count ? (const char *)at + done * bytes : (const char *)next;
-		runs = runs && count - i >= MOE_RUN && forward_run(t, m, &p, ints, own, nseg, &run);
-		if (!runs) {
+		run.next = i + MOE_RUN < count ? (const char *)at + MOE_RUN * bytes : (const char *)next;
+		done = runs ? forward_run(t, m, &p, ints, own, nseg, count - i, &run) : 0;
+		runs = runs && (done || !ints);
+		if (!done) {
 			done = 1;
 			forward_panel(t, m, coded ? &p : NULL, plain, ints, own, nseg,
 				      i + 1 < count ? (const uint16_t *)(const void *)(at + bytes) : next, y + i * step,

@@ -63,8 +63,9 @@ struct moe_fwd_seg {
 };
 
 /*
- * Panels that few rows are multiplied by at once, a short piece of each in turn. A single stream gives what DRAM has
- * only to loops that do nothing but read (Zen 4, m = 1, int4: 24 GB/s of one panel at a time, 26 of eight).
+ * Panels that few rows are multiplied by in one call. fwd_ints_run: MOE_RUN at once, a short piece of each in turn. A
+ * single stream gives what DRAM has only to loops that do little but read (Zen 4, m = 1, int4: 24 GB/s of one panel at
+ * a time, 26 of eight). fwd_coded_run: one after another.
  */
 #define MOE_RUN 8
 struct moe_panel_run {
@@ -117,6 +118,12 @@ struct moe_tiles {
 	bool (*fwd_coded)(int m, const struct moe_coded_panel *p, const struct moe_fwd_seg *seg,
 			  int nseg, const uint16_t *next, float *y, int64_t ldy, enum moe_out out,
 			  uint16_t *buffer);
+	/*
+	 * The same of up to `count` panels of a run, p and y being those of the first. Returns how many are done: those
+	 * before the first that it does not take. NULL: never.
+	 */
+	int64_t (*fwd_coded_run)(int m, const struct moe_coded_panel *p, const struct moe_fwd_seg *seg, int nseg,
+				 int64_t count, const struct moe_panel_run *run);
 
 	/*
 	 * Integer dot products (packed/ints.h); NULL: none. ints: the CPU has what they take; NULL: it has. All tables
