@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public MoE block: checks, buffers that grow, and one pass at a time through graphs/moe_graph.
- */
+/* The public MoE block: checks, buffers that grow, and one pass at a time through graphs/moe_graph. */
 #include "api/block.h"
 #include "api/machine.h"
 #include "api/pass.h"
 
 #define DEFAULT_TOKENS 512
+/* Before what is submitted later, above any distance within a layer's tasks. */
+#define BACKWARD_PRIORITY 100
 
 static enum moe_status check_params(const struct moe_block_params *p)
 {
@@ -282,8 +283,7 @@ static struct moe_moe_pass pass_of(struct moe_block *b)
 	return p;
 }
 
-/* Orders the loads of x after everything of earlier passes that reads it without naming its blocks.
- */
+/* Orders the loads of x after everything of earlier passes that reads it without naming its blocks. */
 static enum moe_status begin_x(const struct moe_context *c, struct moe_block *b)
 {
 	struct moe_tensor *users = b->stream[MOE_BLOCK_X].users;
@@ -402,7 +402,7 @@ static enum moe_status submit_backward(struct moe_block *b, const struct moe_arr
 				       const struct moe_array *grad_x,
 				       const struct moe_array *grad_weights)
 {
-	struct moe_context c = context_of(b, MOE_PHASE_BACKWARD, 100);
+	struct moe_context c = context_of(b, MOE_PHASE_BACKWARD, BACKWARD_PRIORITY);
 	struct moe_moe_pass pass = pass_of(b);
 	struct moe_stream *gx = &b->stream[MOE_BLOCK_GRAD_X];
 	struct moe_norm_bwd norm = { 0 };

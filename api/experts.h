@@ -107,8 +107,6 @@ struct moe_context moe_experts_context(struct moe_expert_layer *l, struct moe_ti
 				       enum moe_phase phase, int priority);
 /* Before the first update by moesaic's AdamW: its moments' pages. Nothing after that. */
 void moe_experts_touch_moments(struct moe_expert_layer *l);
-/* Waits for everything, even while the engine is held. */
-void moe_experts_drain(struct moe_expert_layer *l);
 /* Shape of an array; 0 dimensions if this object has none. Names: "gate_proj", ... */
 int moe_experts_shape(const struct moe_expert_layer *l, enum moe_block_array which, int64_t *shape);
 const char *moe_experts_array_name(enum moe_block_array which);
@@ -144,7 +142,7 @@ static inline struct moe_space_slot *moe_space_slot(const struct moe_expert_laye
 	return &l->space->slot[p->slot];
 }
 
-/* experts_window.c */
+/* ---- experts_window.c ---- */
 /* Whether a backward may follow one that is pending. */
 bool moe_window_takes_several(const struct moe_expert_layer *l);
 /* moe_experts_update, of which o->norm is the caller's; between moe_submit_begin and _end. */

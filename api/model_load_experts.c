@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Experts of a layer: how they are stored (plain, quantised, fused), and into which form they are
- * loaded. */
+/* Experts of a layer: how they are stored (plain, quantised, fused), and into which form they are loaded. */
 #include "api/model_load.h"
 
 /* fused: gate rows, then up rows of each expert in one tensor */

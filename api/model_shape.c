@@ -5,9 +5,6 @@
 
 #include "codelets/ffn_bwd.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 #define MAX_MOE_HANDLES 36000 /* of 50,000: attention and the LM head need some too */
 
 static void shape_linear(const struct moe_model *m, int layer, enum moe_adapter_target t, int64_t n,

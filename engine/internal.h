@@ -28,7 +28,6 @@ struct moe_topology {
 	int nodes, cpus; /* NUMA nodes; cores that this process may use */
 };
 
-/* One placed allocation. */
 /* One piece of memory with a home (memory.c); the list is under memory_lock. */
 struct moe_block_header {
 	struct moe_block_header *next, **link;
@@ -192,7 +191,7 @@ enum moe_status moe_starpu_start(struct moe_engine *e, int workers);
 struct moe_interval {
 	int64_t start, stop, cpu_start, cpu_stop;
 };
-/* recorder.c; e->recorder is not NULL for the first two */
+/* ---- recorder.c; e->recorder is not NULL for the first two ---- */
 /* The task e->next_task with its dependencies in e->deps; under e->lock. */
 void moe_recorder_submitted(struct moe_engine *e, const struct moe_tag *tag, int64_t submit);
 void moe_recorder_executed(struct moe_recorder *rec, const struct moe_record *r, const struct moe_worker *w,
@@ -201,7 +200,7 @@ void moe_recorder_executed(struct moe_recorder *rec, const struct moe_record *r,
 int64_t moe_recorder_begin(struct moe_recorder *rec, int worker);
 /* An interval of a thread that runs no task; kind: enum moe_mxt_host. Nothing without a trace. */
 void moe_recorder_host(struct moe_engine *e, int kind, int64_t begin, int64_t end);
-/* clock.c */
+/* ---- clock.c ---- */
 int64_t moe_now_ns(void);
 int64_t moe_thread_cpu_ns(void);
 /* A worker begins a task: what it waited for since its last one. Its end. */

@@ -3,8 +3,9 @@
 #include "engine/internal.h"
 #include "engine/trace_format.h"
 
-#include <stdio.h>
 #include <stdlib.h>
+
+#define UNKNOWN_US 10.0 /* of kinds without a cost model: they do little beside being a task */
 
 enum moe_status moe_submit_begin(struct moe_engine *e)
 {
@@ -42,8 +43,7 @@ void moe_submit_end(struct moe_engine *e)
 	pthread_mutex_unlock(&e->lock);
 }
 
-/* Tells the observer and the trace what has run. */
-static void tell(struct moe_record *r, const struct moe_worker *worker, const struct moe_interval *ran)
+static void tell_observer(struct moe_record *r, const struct moe_worker *worker, const struct moe_interval *ran)
 {
 	struct moe_engine *e = r->engine;
 	struct moe_task_event event = { .id = r->id,
@@ -85,7 +85,7 @@ void moe_codelet_body(void *buffers[], void *arg)
 	ran.cpu_stop = moe_thread_cpu_ns();
 	if (rec)
 		moe_recorder_executed(rec, r, &worker, &ran);
-	tell(r, &worker, &ran);
+	tell_observer(r, &worker, &ran);
 }
 
 /* StarPU calls it when the task's last dependency has ended, before it is scheduled. */
@@ -117,7 +117,7 @@ double moe_codelet_predict(struct starpu_task *task, struct starpu_perfmodel_arc
 
 	(void)arch, (void)n;
 	if (!r || !r->codelet->cost_us)
-		return 10.0;
+		return UNKNOWN_US;
 	return r->codelet->cost_us(r->args);
 }
 

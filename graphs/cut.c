@@ -54,8 +54,8 @@ int moe_group_size_choose(const struct moe_load *l, const struct moe_machine *m)
 }
 
 /*
- * Slicing pays only where groups with work are few (measured: notes/layer.md 2.2), and each slice
- * of a group without rows costs a task.
+ * Slicing pays only where groups with work are fewer than about 8 per worker (measured: 2 slices of each of 128 experts
+ * made a layer 2 % slower), and each slice of a group without rows costs a task.
  */
 static int choose_slices(const struct moe_load *l, const struct moe_machine *m, int G)
 {
@@ -100,7 +100,7 @@ struct moe_cut moe_cut_for(const struct moe_load *l, const struct moe_machine *m
 	};
 }
 
-struct moe_load moe_load_of(const struct moe_experts *l, int T, int W)
+static struct moe_load load_of(const struct moe_experts *l, int T, int W)
 {
 	const struct moe_weight *gate = l->part[0].gate;
 
@@ -119,7 +119,7 @@ struct moe_load moe_load_of(const struct moe_experts *l, int T, int W)
 
 struct moe_cut moe_cut_choose(const struct moe_experts *l, int T, int W, int slices_i, int slices_h)
 {
-	struct moe_load load = moe_load_of(l, T, W);
+	struct moe_load load = load_of(l, T, W);
 
 	return moe_cut_for(&load, moe_machine(), l->G, slices_i, slices_h);
 }

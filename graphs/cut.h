@@ -49,7 +49,6 @@ int moe_group_size_choose(const struct moe_load *l, const struct moe_machine *m)
 struct moe_cut moe_cut_for(const struct moe_load *l, const struct moe_machine *m, int G,
 			   int slices_i, int slices_h);
 /* The same for a layer, T tokens and W workers, with the process's machine. */
-struct moe_load moe_load_of(const struct moe_experts *l, int T, int W);
 struct moe_cut moe_cut_choose(const struct moe_experts *l, int T, int W, int slices_i,
 			      int slices_h);
 

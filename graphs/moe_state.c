@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of MoE layers: weights, LoRA, gradients, moments. Activations: graphs/moe_activations.c.
- */
+/* Memory of MoE layers: weights, LoRA, gradients, moments. Activations: graphs/moe_activations.c. */
 #include "graphs/moe_state.h"
 
 #include "graphs/trained.h"
@@ -420,45 +419,4 @@ void moe_experts_free(struct moe_engine *e, struct moe_experts *l)
 	moe_free(l->group_first);
 	moe_free(l->tokens_seen);
 	memset(l, 0, sizeof *l);
-}
-
-static size_t packed_bytes(struct moe_param shape, const struct moe_experts_shape *s)
-{
-	count_packed(&shape, s->backward != MOE_BACKWARD_DIRECT);
-	return shape.packed_piece + shape.packed_t_piece;
-}
-
-struct moe_experts_bytes moe_experts_bytes(const struct moe_experts_shape *s, enum moe_dtype dtype,
-					   int P, int part)
-{
-	int64_t I = part_begin(s->I, P, part + 1) - part_begin(s->I, P, part), r = s->r;
-	struct moe_experts l = { .E = s->E, .H = s->H, .part[0].I = I };
-	int stack = s->share_a ? 1 : 2;
-	size_t E = (size_t)s->E, lora = E * (size_t)(r * 3 * I) * sizeof(float);
-	size_t packed = E * (2 * packed_bytes(shape_b(I, r, 1), s) + packed_bytes(shape_a(1, r, I), s));
-	struct moe_experts_bytes b = { 0 };
-
-	if (part == 0) {
-		lora += E * (size_t)(r * s->H * (stack + 1)) * sizeof(float);
-		packed += E * (packed_bytes(shape_a(stack, r, s->H), s) +
-			       packed_bytes(shape_b(s->H, r, 1), s));
-	}
-	b.weights = E * matrix_bytes(s, dtype, part_begin(s->I, P, part), I).all;
-	if (s->backward == MOE_BACKWARD_RESIDENT)
-		b.weights += moe_transposed_bytes(&l, dtype, 0);
-	b.lora = lora + packed;
-	if (s->trainable) {
-		b.gradients = lora;
-		b.moments = 2 * lora;
-	}
-	if (s->base_grads)
-		b.gradients += E * (size_t)(3 * I * s->H) * sizeof(float);
-	if (s->train_base) {
-		if (!s->own_masters)
-			b.weights += E * (size_t)(3 * I * s->H) * sizeof(float);
-		else if (s->coding)
-			b.weights += E * (2 * moe_matrix_bytes(MOE_BF16, I, s->H) + moe_matrix_bytes(MOE_BF16, s->H, I));
-		b.moments += 2 * E * (size_t)(3 * I * s->H) * sizeof(float);
-	}
-	return b;
 }

@@ -57,13 +57,6 @@ static inline size_t moe_matrix_bytes(enum moe_dtype dtype, int64_t n, int64_t k
 {
 	return (moe_kernels()->weight_bytes(dtype, n, k, MOE_USE_GEMM) + 63) & ~(size_t)63;
 }
-/* Bytes by purpose for one part; replicated LoRA counted in part 0. */
-struct moe_experts_bytes {
-	size_t weights, lora, gradients, moments;
-};
-struct moe_experts_bytes moe_experts_bytes(const struct moe_experts_shape *s, enum moe_dtype dtype,
-					   int P, int part);
-
 /* moe_values.c: packs one expert's matrix into all parts, and its resident copies. src [I, H] (gate, up) or [H, I] (down), contiguous, any
  * alignment, or NULL: the description only. Thread-safe for different experts. */
 void moe_experts_pack(struct moe_experts *l, enum moe_expert_matrix which, int expert,

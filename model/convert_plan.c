@@ -30,7 +30,8 @@ static void find_layouts(const char *name, const struct moe_format *f, struct mo
 		t->format = f;
 }
 
-const struct moe_format_layout *moe_convert_single(const struct moe_format *f)
+/* The layout in which a format's matrices are stored one by one. */
+static const struct moe_format_layout *single_layout(const struct moe_format *f)
 {
 	struct moe_convert_target t = { 0 };
 
@@ -281,7 +282,7 @@ static enum moe_status make_pieces(struct moe_convert_plan *p, size_t i)
 	if (quantised && s->experts && !t->fused)
 		return split(p, &c, stem);
 	if (quantised)
-		c.layout = own ? moe_convert_single(c.format) : s->experts ? t->fused : t->single;
+		c.layout = own ? single_layout(c.format) : s->experts ? t->fused : t->single;
 	return add_piece(p, &c, stem, suffix);
 }
 

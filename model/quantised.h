@@ -18,6 +18,14 @@ struct moe_st_codes {
 	void (*exact)(const struct moe_quantised *q, int64_t row, int64_t k0, int64_t k, float *dst);
 };
 
+/* Layouts are known by the ends of their tensors' names. */
+static inline bool moe_ends_with(const char *name, const char *end)
+{
+	size_t n = strlen(name), m = strlen(end);
+
+	return n >= m && !strcmp(name + n - m, end);
+}
+
 struct moe_st_quantised {
 	/* zero NULL: none. A tensor that has codes of its own is both codes and scale. */
 	const struct moe_st_tensor *codes, *scale, *zero;

@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <dirent.h>
 
-#define INDEX_NAME "model.safetensors.index.json"
 #define SUFFIX ".safetensors"
 /* Shards are found by linear search: a hostile index must not make that slow. */
 #define MAX_SHARDS 4096
@@ -72,7 +71,7 @@ static enum moe_status shard_of(struct moe_safetensors *st, const char *dir, con
 
 	if (!name[0] || name[0] == '.' || strchr(name, '/'))
 		return moe_fail(MOE_ERR_FORMAT,
-				"%s/" INDEX_NAME ": shard '%.200s' is not a plain "
+				"%s/" MOE_INDEX_NAME ": shard '%.200s' is not a plain "
 				"file name",
 				dir, name);
 	/* names come grouped by shard: look from the newest */
@@ -82,7 +81,7 @@ static enum moe_status shard_of(struct moe_safetensors *st, const char *dir, con
 			return MOE_OK;
 		}
 	if (st->n_files == MAX_SHARDS)
-		return moe_fail(MOE_ERR_FORMAT, "%s/" INDEX_NAME ": more than %d shards", dir,
+		return moe_fail(MOE_ERR_FORMAT, "%s/" MOE_INDEX_NAME ": more than %d shards", dir,
 				MAX_SHARDS);
 	*out = st->n_files;
 	return moe_st_add_file(st, moe_format("%s/%s", dir, name));
@@ -154,8 +153,8 @@ static enum moe_status add_lone_file(struct moe_safetensors *st, const char *dir
 	if (st->n_files == n && n)
 		return MOE_OK;
 	return moe_fail(n ? MOE_ERR_FORMAT : MOE_ERR_IO,
-			n ? "%s: %d *.safetensors files but no " INDEX_NAME
-			  : "%s: no model.safetensors, no " INDEX_NAME " (%d *.safetensors files)",
+			n ? "%s: %d *.safetensors files but no " MOE_INDEX_NAME
+			  : "%s: no model.safetensors, no " MOE_INDEX_NAME " (%d *.safetensors files)",
 			dir, n);
 }
 
@@ -171,7 +170,7 @@ static enum moe_status choose_files(struct moe_safetensors *st)
 	while (dir && n > 1 && dir[n - 1] == '/')
 		dir[--n] = 0;
 	single = dir ? moe_format("%s/model" SUFFIX, dir) : NULL;
-	index = dir ? moe_format("%s/" INDEX_NAME, dir) : NULL;
+	index = dir ? moe_format("%s/" MOE_INDEX_NAME, dir) : NULL;
 	if (!single || !index) {
 		status = no_memory(st);
 	} else if (moe_path_exists(single)) {
