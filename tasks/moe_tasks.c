@@ -322,7 +322,7 @@ enum moe_status moe_task_lora_grad(const struct moe_context *c, const struct moe
 	moe_access_add(&l, plan, MOE_R);
 	moe_access_add(&l, x, MOE_R);
 	moe_access_add(&l, grad_out, MOE_R);
-	add_all(&l, grad_h, a->groups, a->first ? MOE_W : MOE_RW);
+	moe_access_add_all(&l, grad_h, a->groups, a->first ? MOE_W : MOE_RW);
 	return moe_task_submit(c, MOE_KIND_lora_grad, &moe_cl_lora_grad, a, sizeof *a, &l,
 			       (struct moe_where){ a->group, -1, a->part }, MOE_PRIORITY_FILL);
 }
