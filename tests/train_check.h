@@ -3,12 +3,11 @@
 #ifndef MOE_TESTS_TRAIN_CHECK_H
 #define MOE_TESTS_TRAIN_CHECK_H
 
-#include "tests/harness.h"
+#include "tests/tokens_check.h"
 
 #include "engine/base.h"
 #include "model/file.h"
 #include "model/readers/safetensors.h"
-#include "model/readers/safetensors_writer.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,11 +18,9 @@
 /* A token file of random documents, two to a pack, trained from their third token on. */
 static inline const char *token_file(const char *name)
 {
-	static char path[4096];
 	int32_t ids[DOCS * 40], labels[DOCS * 40];
 	int64_t docs[DOCS + 1] = { 0 }, packs[DOCS / 2 + 1], n = 0;
 	unsigned long seed = moe_test_seed();
-	struct moe_st_meta meta[] = { { "format", "moesaic-tokens-1" }, { "hash", "test" } };
 
 	for (int d = 0; d < DOCS; d++) {
 		int len = 5 + (int)((seed = seed * 6364136223846793005ul + 1442695040888963407ul) >>
@@ -32,29 +29,13 @@ static inline const char *token_file(const char *name)
 
 		for (int i = 0; i < len; i++, n++) {
 			ids[n] = (int32_t)((seed = seed * 6364136223846793005ul + 1) >> 33) % VOCAB;
-			labels[n] = i < 2 ? -100 : ids[n];
+			labels[n] = i < 2 ? MOE_LABEL_IGNORE : ids[n];
 		}
 		docs[d + 1] = n;
 	}
 	for (int p = 0; p <= DOCS / 2; p++)
 		packs[p] = 2 * p;
-	struct moe_st_item items[] = {
-		{ .name = "input_ids", .dtype = MOE_I32, .ndim = 1, .shape = { n }, .data = ids },
-		{ .name = "labels", .dtype = MOE_I32, .ndim = 1, .shape = { n }, .data = labels },
-		{ .name = "doc_offsets",
-		  .dtype = MOE_I64,
-		  .ndim = 1,
-		  .shape = { DOCS + 1 },
-		  .data = docs },
-		{ .name = "pack_offsets",
-		  .dtype = MOE_I64,
-		  .ndim = 1,
-		  .shape = { DOCS / 2 + 1 },
-		  .data = packs },
-	};
-	snprintf(path, sizeof path, "%s/%s", moe_test_dir(), name);
-	CU_ASSERT_EQUAL_FATAL(moe_safetensors_write(path, items, 4, meta, 2), MOE_OK);
-	return path;
+	return write_token_file(name, ids, labels, docs, DOCS, packs, DOCS / 2);
 }
 
 static inline const char *out_dir(const char *name)
