@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
-#include <stdio.h>
 #include <unistd.h>
 
 #define MAX_LOG ((size_t)1 << 31)

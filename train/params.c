@@ -105,7 +105,7 @@ static float *param_field(const struct moe_param *p, enum moe_param_field f)
 	return f == MOE_VALUE ? p->value : f == MOE_GRAD ? p->grad : f == MOE_MOMENT1 ? p->m : p->v;
 }
 
-void moe_train_array_get(const struct moe_train_array *a, enum moe_param_field f, int piece,
+static void array_get(const struct moe_train_array *a, enum moe_param_field f, int piece,
 			 float *dst)
 {
 	if (a->whole || a->base)
@@ -116,7 +116,7 @@ void moe_train_array_get(const struct moe_train_array *a, enum moe_param_field f
 		memcpy(dst, param_field(a->param, f), (size_t)a->piece * sizeof *dst);
 }
 
-void moe_train_array_set(const struct moe_train_array *a, enum moe_param_field f, int piece,
+static void array_set(const struct moe_train_array *a, enum moe_param_field f, int piece,
 			 const float *src)
 {
 	if (a->whole || a->base)
@@ -138,7 +138,7 @@ static enum moe_status fill_item(void *user, void *out)
 	const struct fill *f = user;
 
 	for (int e = 0; e < f->array->pieces; e++)
-		moe_train_array_get(f->array, f->field, e, (float *)out + e * f->array->piece);
+		array_get(f->array, f->field, e, (float *)out + e * f->array->piece);
 	return MOE_OK;
 }
 
@@ -307,7 +307,7 @@ static enum moe_status load_array(const struct moe_state *s, const struct moe_tr
 		}
 		st = moe_safetensors_read_f32(moe_state_arrays(s), name, 2, shape, buf);
 		for (int e = 0; st == MOE_OK && e < a->pieces; e++)
-			moe_train_array_set(a, saved[f].field, e, buf + e * a->piece);
+			array_set(a, saved[f].field, e, buf + e * a->piece);
 	}
 	moe_free(buf);
 	return st;
@@ -347,7 +347,7 @@ enum moe_status moe_train_state_load(const struct moe_decoder *d, const char *di
 static int bad_piece(const struct moe_train_array *a, enum moe_param_field f, float *buf)
 {
 	for (int e = 0; e < a->pieces; e++) {
-		moe_train_array_get(a, f, e, buf);
+		array_get(a, f, e, buf);
 		for (int64_t i = 0; i < a->piece; i++)
 			if (!isfinite(buf[i]))
 				return e;

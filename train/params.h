@@ -32,10 +32,6 @@ void moe_train_whole_set(const struct moe_train_array *a, enum moe_param_field f
 /* *out [*n] is the caller's (moe_free). */
 enum moe_status moe_train_arrays(const struct moe_decoder *d, struct moe_train_array **out,
 				 size_t *n);
-void moe_train_array_get(const struct moe_train_array *a, enum moe_param_field f, int piece,
-			 float *dst);
-void moe_train_array_set(const struct moe_train_array *a, enum moe_param_field f, int piece,
-			 const float *src);
 
 struct moe_train_progress {
 	int64_t step, tokens, trained_tokens, skipped;	  /* skipped: steps without an update */

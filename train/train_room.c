@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Room on the disk for checkpoints and results: a run that cannot end well is told so before it
- * begins. */
+/* Room on the disk for checkpoints and results: a run that cannot end well is told so before it begins. */
 #include "train/run.h"
 
 #include "engine/size.h"

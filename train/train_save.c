@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Between steps, when everything is drained: evaluation, checkpoints, stopping; and what a run
- * leaves at its end. */
+/* Between steps, when everything is drained: evaluation, checkpoints, stopping; and what a run leaves at its end. */
 #include "train/run.h"
 
 #include "model/file.h"

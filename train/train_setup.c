@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A run's parameters, data, output directory and buffers, and the checkpoint that it goes on from.
- */
+/* A run's parameters, data, output directory and buffers, and the checkpoint that it goes on from. */
 #include "train/run.h"
 
 #include "model/file.h"
@@ -14,8 +13,10 @@
 #include <unistd.h>
 
 #define DEFAULT_RATE 1e-4
+#define DEFAULT_EPOCHS 3
+#define DEFAULT_BATCH_TOKENS 8192
+#define ANY_STEPS (INT64_C(1) << 40) /* where data would say how many: no warmup or argument is too long */
 
-/* Without data no number of steps is too small. */
 static enum moe_status make_schedule(const struct moe_trainer_params *p, int64_t total,
 				     struct moe_schedule *out)
 {
@@ -97,12 +98,13 @@ enum moe_status moe_train_check_params(const struct moe_trainer_params *p)
 	MOE_TRY(check_every("eval_steps", p->eval_steps, -1));
 	MOE_TRY(check_every("save_steps", p->save_steps, -1));
 	if (p->drop_last && !p->batch_size)
-		return moe_fail(MOE_ERR_ARG, "drop_last goes with batch_size: micro-batches by tokens have no number of rows to fall short of");
+		return moe_fail(MOE_ERR_ARG, "drop_last goes with batch_size: micro-batches by tokens have no number of "
+					     "rows to fall short of");
 	if ((p->load_best || p->save_best) && (p->eval_steps < 0 || (!p->eval_data && !(p->eval_split > 0))))
 		return moe_fail(MOE_ERR_ARG, "the best checkpoint is found by evaluation: give "
 					     "evaluation data or eval_split%s",
 				p->eval_steps < 0 ? ", and an eval_strategy other than no" : "");
-	return make_schedule(p, p->max_steps ? p->max_steps : INT64_C(1) << 40, &schedule);
+	return make_schedule(p, p->max_steps ? p->max_steps : ANY_STEPS, &schedule);
 }
 
 /* One training at a time: the kernel gives the lock back however the process ends. */
@@ -177,7 +179,7 @@ static enum moe_status split_data(struct moe_run *r)
 static enum moe_status open_data(struct moe_run *r)
 {
 	const struct moe_trainer_params *p = r->p;
-	double epochs = p->epochs > 0 ? p->epochs : 3;
+	double epochs = p->epochs > 0 ? p->epochs : DEFAULT_EPOCHS;
 
 	MOE_TRY(moe_tokens_open(p->data, r->t->decoder->V, &r->tokens));
 	if (p->eval_data)
@@ -186,14 +188,16 @@ static enum moe_status open_data(struct moe_run *r)
 		MOE_TRY(split_data(r));
 	r->order =
 		(struct moe_order_params){ .batch_size = p->batch_size,
-					   .batch_tokens = p->batch_tokens ? p->batch_tokens : 8192,
+					   .batch_tokens = p->batch_tokens ? p->batch_tokens : DEFAULT_BATCH_TOKENS,
 					   .accumulation = MOE_MAX(1, p->accumulation),
 					   .keep_order = p->keep_order,
 					   .drop_last = p->drop_last,
 					   .seed = p->order_seeded ? p->order_seed : p->seed };
 	MOE_TRY(moe_epoch_create(r->tokens, &r->order, 0, &r->epoch));
 	if (!r->epoch.n_steps)
-		return moe_fail(MOE_ERR_ARG, "%s has %lld rows, fewer than batch_size %d, and drop_last leaves them out: a smaller batch_size, or without drop_last",
+		return moe_fail(MOE_ERR_ARG,
+				"%s has %lld rows, fewer than batch_size %d, and drop_last leaves them out: a smaller "
+				"batch_size, or without drop_last",
 				p->data, (long long)r->tokens->n_rows, p->batch_size);
 	r->steps_per_epoch = r->epoch.n_steps;
 	if (!p->max_steps && !(epochs * (double)r->steps_per_epoch < (double)INT32_MAX))
@@ -221,9 +225,7 @@ static enum moe_status reserve(struct moe_run *r)
 		T = MOE_MAX(T, r->eval_tokens->max_row_tokens);
 	if (r->tokens->max_doc_tokens > r->t->max_positions)
 		return moe_fail(MOE_ERR_ARG,
-				"a document has %lld tokens, the model has %lld positions; cut the "
-				"data with "
-				"--cutoff-len",
+				"a document has %lld tokens, the model has %lld positions; cut the data with --cutoff-len",
 				(long long)r->tokens->max_doc_tokens,
 				(long long)r->t->max_positions);
 	if (T > INT32_MAX / 64)
