@@ -36,8 +36,6 @@ enum moe_status moe_full_tensors_create(struct moe_engine *e, const struct moe_d
 void moe_full_tensors_destroy(struct moe_full_tensors *t);
 /* Slices of all arrays: sums of squares that they have. */
 int64_t moe_full_slices(const struct moe_decoder *d);
-/* Handles that they would be, for the memory plan. */
-int64_t moe_full_handles(const struct moe_decoder *d);
 /* Anything of the layer, or of the embedding, is trained so. */
 bool moe_full_trains_layer(const struct moe_decoder *d, int layer);
 bool moe_full_trains_embed(const struct moe_decoder *d);
