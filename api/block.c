@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public MoE block: checks, buffers that grow, and one pass at a time through graphs/moe_graph.
- */
+/* The public MoE block: checks, buffers that grow, and one pass at a time through graphs/moe_graph. */
 #include "api/block.h"
 #include "api/machine.h"
 #include "api/pass.h"
 
 #define DEFAULT_TOKENS 512
+/* Before what is submitted later, above any distance within a layer's tasks. */
+#define BACKWARD_PRIORITY 100
 
 static enum moe_status check_params(const struct moe_block_params *p)
 {
@@ -69,7 +70,6 @@ static enum moe_status alloc_layer(struct moe_block *b)
 {
 	const struct moe_block_params *p = &b->params;
 	int tokens = p->expected_tokens ? p->expected_tokens : DEFAULT_TOKENS;
-	struct moe_coding coding[MOE_EXPERT_MATRICES];
 	struct moe_experts_shape s = {
 		.E = p->experts,
 		.k = p->experts_per_token,
@@ -84,7 +84,7 @@ static enum moe_status alloc_layer(struct moe_block *b)
 		.base_grads = p->base_gradients,
 		.train_base = p->train_base,
 		.recompute = p->activations == MOE_ACTIVATIONS_RECOMPUTE,
-		.coding = moe_block_coding(p, coding) ? coding : NULL,
+		.coded_later = p->weight_format != NULL,
 	};
 
 	MOE_TRY(moe_block_choose_backward(b, tokens));
@@ -177,6 +177,8 @@ void moe_block_destroy(struct moe_block *b)
 		free_buffers(b);
 		moe_layer_tensors_destroy(&b->layer_tensors);
 		moe_backward_ring_destroy(b->engine, &b->ring);
+		if (b->params.weight_format)
+			moe_experts_drop_matrices(b->engine, &b->layer);
 		moe_experts_free(b->engine, &b->layer);
 		for (int i = 0; i < MOE_FFN_MATRICES; i++)
 			moe_trained_tensors_destroy(&b->ffn_trained[i]);
@@ -281,8 +283,7 @@ static struct moe_moe_pass pass_of(struct moe_block *b)
 	return p;
 }
 
-/* Orders the loads of x after everything of earlier passes that reads it without naming its blocks.
- */
+/* Orders the loads of x after everything of earlier passes that reads it without naming its blocks. */
 static enum moe_status begin_x(const struct moe_context *c, struct moe_block *b)
 {
 	struct moe_tensor *users = b->stream[MOE_BLOCK_X].users;
@@ -401,7 +402,7 @@ static enum moe_status submit_backward(struct moe_block *b, const struct moe_arr
 				       const struct moe_array *grad_x,
 				       const struct moe_array *grad_weights)
 {
-	struct moe_context c = context_of(b, MOE_PHASE_BACKWARD, 100);
+	struct moe_context c = context_of(b, MOE_PHASE_BACKWARD, BACKWARD_PRIORITY);
 	struct moe_moe_pass pass = pass_of(b);
 	struct moe_stream *gx = &b->stream[MOE_BLOCK_GRAD_X];
 	struct moe_norm_bwd norm = { 0 };

@@ -48,8 +48,7 @@ enum moe_status moe_block_check_set(const struct moe_block *b);
 /* Before there is memory for weights: experts per group, and what the backward multiplies by. */
 int moe_block_group_size(const struct moe_block *b, int tokens);
 enum moe_status moe_block_choose_backward(struct moe_block *b, int tokens);
-/* weight_format and what it excludes; how its experts are coded (false: plainly). */
+/* weight_format and what it excludes. */
 enum moe_status moe_block_check_format(const struct moe_block_params *p);
-bool moe_block_coding(const struct moe_block_params *p, struct moe_coding coding[MOE_EXPERT_MATRICES]);
 
 #endif

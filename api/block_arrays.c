@@ -108,13 +108,10 @@ static enum moe_status set_weight(struct moe_block *b, enum moe_block_array whic
 	size_t piece = (size_t)a->shape[a->ndim - 1] * (size_t)a->shape[a->ndim - 2] *
 		       moe_dtype_size(a->dtype);
 
-	if (moe_kernels()->weight_bytes(a->dtype, 1, 1024, MOE_USE_GEMM) >
-	    moe_kernels()->weight_bytes(b->params.weight_dtype, 1, 1024, MOE_USE_GEMM))
-		if (which != MOE_BLOCK_ROUTER && which != MOE_BLOCK_SHARED_ROUTER)
-			return moe_fail(MOE_ERR_ARG,
-					"%s is %s, wider than the block's weight_dtype %s",
-					names[which], moe_dtype_name(a->dtype),
-					moe_dtype_name(b->params.weight_dtype));
+	if (which != MOE_BLOCK_ROUTER && which != MOE_BLOCK_SHARED_ROUTER &&
+	    moe_packed_wider(a->dtype, b->params.weight_dtype))
+		return moe_fail(MOE_ERR_ARG, "%s is %s, wider than the block's weight_dtype %s", names[which],
+				moe_dtype_name(a->dtype), moe_dtype_name(b->params.weight_dtype));
 	if (which == MOE_BLOCK_ROUTER && b->layer.router_param.value) {
 		moe_to_f32(b->layer.router_param.value, a->data, a->dtype, (size_t)(b->layer.E * b->layer.H));
 		moe_kernels()->weight_pack(&b->layer.router_weight, NULL, MOE_F32, b->layer.E, b->layer.H,

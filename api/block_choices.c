@@ -5,11 +5,10 @@
 static struct moe_load load_of(const struct moe_block *b, int tokens)
 {
 	const struct moe_block_params *p = &b->params;
-	struct moe_coding coding[MOE_EXPERT_MATRICES];
 	double bytes = moe_kernels()->tiles ? 0 : (double)moe_dtype_size(p->weight_dtype);
 
-	if (moe_block_coding(p, coding))
-		bytes = coding->format->bits / 8.0;
+	if (p->weight_format)
+		bytes = moe_format_find(p->weight_format)->bits / 8.0;
 	return (struct moe_load){
 		.E = p->experts,
 		.k = p->experts_per_token,

@@ -26,25 +26,6 @@ enum moe_status moe_block_check_format(const struct moe_block_params *p)
 	return MOE_OK;
 }
 
-bool moe_block_coding(const struct moe_block_params *p,
-		      struct moe_coding coding[MOE_EXPERT_MATRICES])
-{
-	const struct moe_format *f = p->weight_format ? moe_format_find(p->weight_format) : NULL;
-	int64_t group = p->weight_group ? p->weight_group : f ? f->group : 0;
-
-	for (int i = 0; f && i < MOE_EXPERT_MATRICES; i++) {
-		int64_t k = i == MOE_DOWN ? p->intermediate : p->hidden;
-
-		/* the widest scales; what is set may have smaller ones */
-		coding[i] =
-			(struct moe_coding){ .format = f,
-					     .scale = f->group == 32 && !group ? f->scale : MOE_F32,
-					     .zero = f->bits == 4,
-					     .group = group ? group : k };
-	}
-	return f != NULL;
-}
-
 struct moe_array moe_array_of_expert(const struct moe_array *a, int64_t e)
 {
 	struct moe_array x = *a;
@@ -97,43 +78,84 @@ enum moe_status moe_open_stored(const struct moe_format *f, const struct moe_sto
 	return st;
 }
 
+static enum moe_status check_group(const struct moe_block_params *p, const struct moe_quantised *q, const char *name)
+{
+	int64_t group = p->weight_group ? p->weight_group : q->coding.format->group;
+
+	if (q->coding.group >= (group ? group : q->k))
+		return MOE_OK;
+	return moe_fail(MOE_ERR_ARG, "%s has a scale for %lld columns; weight_group is %lld", name,
+			(long long)q->coding.group, (long long)(group ? group : q->k));
+}
+
+static enum moe_status open_expert(const struct moe_block *b, enum moe_block_array which,
+				   const struct moe_quantised_arrays *src, int e, struct moe_quantised *q)
+{
+	bool down = which == MOE_BLOCK_DOWN_PROJ;
+	struct moe_stored s = { .codes_name = "codes", .scale_name = "scale", .zero_name = "zero" };
+
+	s.n = down ? b->layer.H : b->layer.I;
+	s.k = down ? b->layer.I : b->layer.H;
+	s.codes = moe_array_of_expert(&src->codes, e);
+	s.scale = moe_array_of_expert(&src->scale, e);
+	s.zero = moe_array_of_expert(&src->zero, e);
+	return moe_open_stored(moe_format_find(b->params.weight_format), &s, q);
+}
+
+static enum moe_status check_all(const struct moe_block *b, enum moe_block_array which,
+				 const struct moe_quantised_arrays *src)
+{
+	static const char *const names[3] = { "gate_proj", "up_proj", "down_proj" };
+	int E = b->layer.E;
+	struct moe_quantised q;
+
+	MOE_TRY(check_experts("codes", &src->codes, E));
+	MOE_TRY(check_experts("scale", &src->scale, E));
+	if (src->zero.data)
+		MOE_TRY(check_experts("zero", &src->zero, E));
+	for (int e = 0; e < E; e++) {
+		if (open_expert(b, which, src, e, &q) != MOE_OK || moe_check_scales(&q, "scale") != MOE_OK)
+			return moe_fail_in(MOE_ERR_FORMAT, "%s, expert %d", names[which], e);
+		MOE_TRY(check_group(&b->params, &q, names[which]));
+	}
+	return MOE_OK;
+}
+
+/* Memory as these scales need it: what weight_format and weight_group leave open, the first expert tells. */
+static enum moe_status take_memory(struct moe_block *b, enum moe_expert_matrix which, const struct moe_quantised *q)
+{
+	const struct moe_experts_part *part = &b->layer.part[0];
+	const struct moe_weight *w = which == MOE_GATE ? part->gate : which == MOE_UP ? part->up : part->down;
+	struct moe_coding c = q->coding;
+
+	if (w->data && w->coding.group == c.group && w->coding.scale == c.scale && w->coding.zero == c.zero)
+		return MOE_OK;
+	c.rows = q->rows;
+	MOE_TRY(moe_experts_take_matrix(b->engine, &b->layer, which, &c));
+	return b->capacity < 0 ? MOE_OK
+			       : moe_engine_reserve_scratch(b->engine,
+							    moe_experts_worker_scratch(&b->layer, b->capacity));
+}
+
 static enum moe_status set_quantised(struct moe_block *b, enum moe_block_array which,
 				     const struct moe_quantised_arrays *src)
 {
-	static const char *const names[3] = { "gate_proj", "up_proj", "down_proj" };
-	struct moe_coding coding[MOE_EXPERT_MATRICES];
 	struct moe_experts *l = &b->layer;
-	struct moe_stored s = { .codes_name = "codes", .scale_name = "scale", .zero_name = "zero" };
 	struct moe_quantised q;
 
 	if (!src || src->struct_size < sizeof *src || (unsigned)which > MOE_BLOCK_DOWN_PROJ)
 		return moe_fail(
 			MOE_ERR_ARG,
 			"quantised arrays: struct_size is not set, or not an expert matrix");
-	if (!moe_block_coding(&b->params, coding))
+	if (!b->params.weight_format)
 		return moe_fail(MOE_ERR_STATE, "the block has no weight_format");
-	MOE_TRY(check_experts("codes", &src->codes, l->E));
-	MOE_TRY(check_experts("scale", &src->scale, l->E));
-	if (src->zero.data)
-		MOE_TRY(check_experts("zero", &src->zero, l->E));
+	MOE_TRY(check_all(b, which, src));
 	MOE_TRY(moe_ticket_wait(b->ticket));
-	s.n = which == MOE_BLOCK_DOWN_PROJ ? l->H : l->I;
-	s.k = which == MOE_BLOCK_DOWN_PROJ ? l->I : l->H;
+	b->set &= ~(1u << which);
 	for (int e = 0; e < l->E; e++) {
-		s.codes = moe_array_of_expert(&src->codes, e);
-		s.scale = moe_array_of_expert(&src->scale, e);
-		s.zero = moe_array_of_expert(&src->zero, e);
-		if (moe_open_stored(coding[which].format, &s, &q) != MOE_OK)
-			return moe_fail_in(MOE_ERR_FORMAT, "%s, expert %d", names[which], e);
-		if (moe_check_scales(&q, "scale") != MOE_OK)
-			return moe_fail_in(MOE_ERR_FORMAT, "%s, expert %d", names[which], e);
-		if (q.coding.group < coding[which].group ||
-		    moe_coded_bytes(&q.coding, s.n, s.k) >
-			    moe_coded_bytes(&coding[which], s.n, s.k))
-			return moe_fail(MOE_ERR_ARG,
-					"%s has a scale for %lld columns; weight_group is %lld",
-					names[which], (long long)q.coding.group,
-					(long long)coding[which].group);
+		MOE_TRY(open_expert(b, which, src, e, &q));
+		if (!e)
+			MOE_TRY(take_memory(b, (enum moe_expert_matrix)which, &q));
 		for (int p = 0; p < l->P; p++)
 			moe_experts_pack_coded(l, (enum moe_expert_matrix)which, e, p, &q, 0, 1);
 	}

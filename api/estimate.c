@@ -83,8 +83,7 @@ static void count_memory(struct moe_engine *e, const struct moe_dry_counts *c, i
 		out->part[p] = (int64_t)moe_memory_bytes(e, NULL, p);
 }
 
-/* Forward and the backward's input gradients, 2 flops a weight and token each; embedding is a
- * look-up. */
+/* Forward and the backward's input gradients, 2 flops a weight and token each; embedding is a look-up. */
 static double step_flops(const struct moe_model_info *info, int lowest, int64_t tokens)
 {
 	double body = (double)(info->active_params - info->embed_params);

@@ -27,8 +27,7 @@ static double dense_us(const struct step *s, double weights, double backward)
 	       backward * linear_us(s, MOE_GEMM_BACKWARD, weights);
 }
 
-/* Scores and their sum over values are 4 flops per head column and pair of tokens; backward 2.5
- * times as many. */
+/* Scores and their sum over values are 4 flops per head column and pair of tokens; backward 2.5 times as many. */
 static double attention_us(const struct step *s, double backward)
 {
 	const struct moe_arch *a = &s->model->arch;
@@ -107,8 +106,7 @@ double moe_step_work_us(const struct moe_model *m, const struct moe_step_load *l
 	s.blocks = blocks;
 	s.rows = l->tokens / blocks;
 	moe_arch_count_params(&m->arch, &s.count);
-	/* the update: value, gradient and moments come, all but the gradient go back; the norm
-	 * reads the gradient */
+	/* the update: value, gradient and moments come, all but the gradient go back; the norm reads the gradient */
 	return l->micro_batches * micro_batch_us(&s) +
 	       moe_cost_stream_us(&s.machine, 5 * trained * sizeof(float),
 				  3 * trained * sizeof(float)) +

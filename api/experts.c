@@ -197,7 +197,8 @@ fail:
 	return st;
 }
 
-void moe_experts_drain(struct moe_expert_layer *l)
+/* Waits for everything, even while the engine is held. */
+static void drain(struct moe_expert_layer *l)
 {
 	for (int i = 0; i < l->n_passes; i++)
 		if (l->pass[i].ticket)
@@ -223,7 +224,7 @@ void moe_experts_destroy(struct moe_expert_layer *l)
 	if (l->ticket && moe_engine_check(l->engine) == MOE_OK) {
 		if (moe_engine_check_not_task("destroying a layer's experts") != MOE_OK)
 			return; /* it would wait for itself */
-		moe_experts_drain(l);
+		drain(l);
 		moe_space_detach(l);
 		for (int i = 0; i < l->n_passes; i++) {
 			free_pass(l, &l->pass[i]);
@@ -318,7 +319,7 @@ static enum moe_status release_memory(struct moe_expert_layer *l)
 	if (l->pending.pass)
 		return moe_fail(MOE_ERR_STATE, "a backward is pending: call moe_experts_wait first");
 	MOE_TRY(moe_engine_check_running(l->engine));
-	moe_experts_drain(l);
+	drain(l);
 	pthread_mutex_lock(&s->lock);
 	for (int i = 0; i < l->n_passes; i++)
 		free_pass(l, &l->pass[i]);
@@ -393,7 +394,7 @@ static enum moe_status set_lora(struct moe_expert_layer *l, enum moe_block_array
 		return moe_fail(MOE_ERR_ARG, "%s has dtype %s; a float type is expected",
 				moe_experts_array_name(which), moe_dtype_name(src->dtype));
 	MOE_TRY(moe_engine_check_running(l->engine));
-	moe_experts_drain(l);
+	drain(l);
 	l->values++;
 	MOE_TRY(moe_copy_lora(&l->layer, (enum moe_lora_array)(which - MOE_BLOCK_GATE_LORA_A), MOE_VALUE,
 			      src, true, 1));
@@ -433,7 +434,7 @@ static enum moe_status get_array(struct moe_expert_layer *l, enum moe_block_arra
 							: "the window is closed");
 	}
 	MOE_TRY(moe_engine_check_running(l->engine));
-	moe_experts_drain(l);
+	drain(l);
 	if (base)
 		return moe_copy_base(&l->layer, (enum moe_expert_matrix)which, f, l->map, dst, scale);
 	return moe_copy_lora(&l->layer, (enum moe_lora_array)(which - MOE_BLOCK_GATE_LORA_A), f, dst,
@@ -470,7 +471,7 @@ static enum moe_status init_lora(struct moe_expert_layer *l, uint64_t seed)
 	if (!x->r)
 		return moe_fail(MOE_ERR_STATE, "lora_rank is 0: there is no LoRA to initialise");
 	MOE_TRY(moe_engine_check_running(l->engine));
-	moe_experts_drain(l);
+	drain(l);
 	a = moe_alloc((size_t)x->r * (size_t)MOE_MAX(x->H, x->I), sizeof *a);
 	if (!a)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for initial LoRA values");

@@ -107,8 +107,6 @@ struct moe_context moe_experts_context(struct moe_expert_layer *l, struct moe_ti
 				       enum moe_phase phase, int priority);
 /* Before the first update by moesaic's AdamW: its moments' pages. Nothing after that. */
 void moe_experts_touch_moments(struct moe_expert_layer *l);
-/* Waits for everything, even while the engine is held. */
-void moe_experts_drain(struct moe_expert_layer *l);
 /* Shape of an array; 0 dimensions if this object has none. Names: "gate_proj", ... */
 int moe_experts_shape(const struct moe_expert_layer *l, enum moe_block_array which, int64_t *shape);
 const char *moe_experts_array_name(enum moe_block_array which);
@@ -123,10 +121,10 @@ enum moe_status moe_experts_load_rows(struct moe_expert_layer *l, const void *co
 				      const int64_t *map);
 /*
  * experts_coded.c: into a layer with a weight_format; q, rows [3 E] in the order of the arrays. fused: gate and up of an
- * expert are the same matrix [2 I, H], gate rows first. Waits.
+ * expert are the same matrix [2 I, H], gate rows first. names [3 E]: of the tensors of scales, or NULL. Waits.
  */
 enum moe_status moe_experts_pack_quantised(struct moe_expert_layer *l, struct moe_quantised *q, bool fused,
-					   const int64_t *map);
+					   const char *const *names, const int64_t *map);
 enum moe_status moe_experts_pack_floats(struct moe_expert_layer *l, const void *const *rows, enum moe_dtype dtype,
 					const int64_t *map);
 
@@ -144,7 +142,7 @@ static inline struct moe_space_slot *moe_space_slot(const struct moe_expert_laye
 	return &l->space->slot[p->slot];
 }
 
-/* experts_window.c */
+/* ---- experts_window.c ---- */
 /* Whether a backward may follow one that is pending. */
 bool moe_window_takes_several(const struct moe_expert_layer *l);
 /* moe_experts_update, of which o->norm is the caller's; between moe_submit_begin and _end. */

@@ -12,7 +12,7 @@ static enum moe_status in_expert(const struct moe_expert_layer *l, enum moe_stat
 
 static bool alike(const struct moe_coding *a, const struct moe_coding *b)
 {
-	return a->group == b->group && a->scale == b->scale && a->zero == b->zero && a->rows == b->rows;
+	return a->format == b->format && a->group == b->group && a->scale == b->scale && a->zero == b->zero && a->rows == b->rows;
 }
 
 /* Where gate and up are trained, each has blocks of its own. */
@@ -28,7 +28,7 @@ static enum moe_status check_blocks(const struct moe_expert_layer *l, int64_t ro
 
 /* One coding per matrix, which can be quantised again where it is trained. */
 static enum moe_status check_codings(const struct moe_expert_layer *l, struct moe_quantised *q, bool fused,
-				     struct moe_coding *out)
+				     const char *const *names, struct moe_coding *out)
 {
 	int E = l->layer.E;
 
@@ -44,12 +44,12 @@ static enum moe_status check_codings(const struct moe_expert_layer *l, struct mo
 			st = l->params.train_base ? moe_requantise_check(c, q[i].n, q[i].k) : MOE_OK;
 		} else if (!alike(c, &out[i / E])) {
 			st = moe_fail(MOE_ERR_FORMAT,
-				      "a scale (%s) per %lld columns, expert 0 has one (%s) per %lld: they must be alike",
-				      moe_dtype_name(c->scale), (long long)c->group, moe_dtype_name(out[i / E].scale),
-				      (long long)out[i / E].group);
+				      "%s with a scale (%s) per %lld columns, expert 0 is %s with one (%s) per %lld: they must be alike",
+				      c->format->name, moe_dtype_name(c->scale), (long long)c->group,
+				      out[i / E].format->name, moe_dtype_name(out[i / E].scale), (long long)out[i / E].group);
 		}
 		if (st == MOE_OK && !(fused && i / E == MOE_UP)) /* gate's are up's too */
-			st = moe_check_scales(&q[i], "scale");
+			st = moe_check_scales(&q[i], names ? names[i] : "scale");
 		if (st != MOE_OK)
 			return in_expert(l, st, i / E, i % E);
 	}
@@ -70,7 +70,7 @@ static enum moe_status submit(struct moe_expert_layer *l, const struct moe_repac
 }
 
 enum moe_status moe_experts_pack_quantised(struct moe_expert_layer *l, struct moe_quantised *q, bool fused,
-					   const int64_t *map)
+					   const char *const *names, const int64_t *map)
 {
 	struct moe_coding coding[MOE_EXPERT_MATRICES];
 	struct moe_repack_args a = { .dtype = MOE_U8 };
@@ -78,7 +78,7 @@ enum moe_status moe_experts_pack_quantised(struct moe_expert_layer *l, struct mo
 	struct moe_quantised *by_id;
 	enum moe_status st;
 
-	MOE_TRY(check_codings(l, q, fused, coding));
+	MOE_TRY(check_codings(l, q, fused, names, coding));
 	by_id = moe_alloc((size_t)(MOE_EXPERT_MATRICES * E), sizeof *by_id);
 	if (!by_id)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for %d experts", E);
@@ -113,7 +113,7 @@ enum moe_status moe_experts_pack_floats(struct moe_expert_layer *l, const void *
 			in_expert(l, st, i / E, i % E);
 	}
 	if (st == MOE_OK)
-		st = moe_experts_pack_quantised(l, q, false, map);
+		st = moe_experts_pack_quantised(l, q, false, NULL, map);
 	if (st == MOE_OK && l->params.train_base) { /* masters keep what codes drop */
 		struct moe_repack_args a = { .dtype = dtype };
 		const void **by_id = moe_alloc((size_t)n_all, sizeof *by_id);
@@ -199,7 +199,7 @@ static enum moe_status load(struct moe_expert_layer *l, const struct moe_quantis
 			in_expert(l, st, i / E, i % E);
 	}
 	if (st == MOE_OK)
-		st = moe_experts_pack_quantised(l, q, false, map);
+		st = moe_experts_pack_quantised(l, q, false, NULL, map);
 	if (st == MOE_OK)
 		st = moe_experts_loaded(l, map);
 	moe_free(q);

@@ -2,6 +2,7 @@
 /* Base weights of a layer's experts from files: plain or quantised, one by one or fused. */
 #include "api/experts.h"
 
+#include "model/expert_names.h"
 #include "model/quantised.h"
 #include "model/readers/safetensors.h"
 
@@ -9,29 +10,27 @@
 
 #define NAME_MAX_BYTES 256
 
-/* Names below the prefix, per expert; %d is the expert. */
-static const char *const per_expert[][MOE_EXPERT_MATRICES] = {
-	{ "mlp.experts.%d.gate_proj.weight", "mlp.experts.%d.up_proj.weight",
-	  "mlp.experts.%d.down_proj.weight" },
-	{ "block_sparse_moe.experts.%d.w1.weight", "block_sparse_moe.experts.%d.w3.weight",
-	  "block_sparse_moe.experts.%d.w2.weight" },
-	{ "experts.%d.gate_proj.weight", "experts.%d.up_proj.weight",
-	  "experts.%d.down_proj.weight" },
+/* Where experts are below the prefix, and what their matrices are called: one by one, or all in two tensors. */
+static const struct place {
+	const char *where, *const *names;
+} per_expert[] = {
+	{ "mlp.experts", moe_expert_names[MOE_NAMES_USUAL] },
+	{ "block_sparse_moe.experts", moe_expert_names[MOE_NAMES_MIXTRAL] },
+	{ "experts", moe_expert_names[MOE_NAMES_USUAL] },
 };
-static const char *const fused[][2] = {
-	{ "mlp.experts.gate_up_proj", "mlp.experts.down_proj" },
-	{ "experts.gate_up_proj", "experts.down_proj" },
-};
+static const char *const fused[] = { "mlp.experts", "experts" };
 
-static void name_of(char *buf, const char *prefix, const char *form, int expert)
+#define PREFIX_BYTES (NAME_MAX_BYTES / 2 - 2) /* at most */
+
+static void name_of(char *buf, const char *prefix, const struct place *p, int which, int expert)
 {
-	char rest[NAME_MAX_BYTES / 2];
+	snprintf(buf, NAME_MAX_BYTES, "%.*s.%s.%d.%s.weight", PREFIX_BYTES, prefix, p->where, expert, p->names[which]);
+}
 
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wformat-nonliteral"
-	snprintf(rest, sizeof rest, form, expert);
-#pragma GCC diagnostic pop
-	snprintf(buf, NAME_MAX_BYTES, "%.*s.%s", NAME_MAX_BYTES / 2 - 2, prefix, rest);
+static void name_of_all(char *buf, const char *prefix, const char *where, bool down)
+{
+	snprintf(buf, NAME_MAX_BYTES, "%.*s.%s.%s", PREFIX_BYTES, prefix, where,
+		 down ? moe_expert_names[MOE_NAMES_USUAL][2] : MOE_NAME_GATE_UP);
 }
 
 /* ---- quantised ---- */
@@ -39,9 +38,14 @@ static void name_of(char *buf, const char *prefix, const char *form, int expert)
 /* How the layer's quantised experts were found. */
 struct coded {
 	struct moe_quantised *q; /* [3 E] */
+	const char **scale;	 /* [3 E] tensors of scales */
 	bool found, fused;
 };
 
+/*
+ * Of gate. Up and down may be coded otherwise, as in GGUF files that keep more bits for down; each matrix has the
+ * coding of its tensors.
+ */
 static enum moe_status check_format(const struct moe_expert_layer *l,
 				    const struct moe_st_quantised *t)
 {
@@ -74,36 +78,39 @@ static enum moe_status check_biases(const struct moe_safetensors *st, const char
 /* Of all experts; what they are is told by the first tensor. */
 static enum moe_status find_fused_coded(const struct moe_expert_layer *l,
 					const struct moe_safetensors *st, const char *prefix,
-					const char *const *forms, struct coded *c)
+					const char *where, struct coded *c)
 {
 	int64_t E = l->layer.E, I = l->layer.I, H = l->layer.H;
 	struct moe_st_quantised t;
 	char name[NAME_MAX_BYTES];
 	bool found;
 
-	name_of(name, prefix, forms[0], 0);
+	name_of_all(name, prefix, where, false);
 	MOE_TRY(moe_st_quantised_find(st, name, E, 2 * I, H, &t, &found));
 	if (!found)
 		return MOE_OK;
 	MOE_TRY(check_format(l, &t));
 	MOE_TRY(check_biases(st, name));
-	for (int64_t e = 0; e < E; e++)
+	for (int64_t e = 0; e < E; e++) {
 		c->q[e] = c->q[E + e] = moe_st_quantised_expert(&t, e);
-	name_of(name, prefix, forms[1], 0);
+		c->scale[e] = c->scale[E + e] = t.scale->name;
+	}
+	name_of_all(name, prefix, where, true);
 	MOE_TRY(moe_st_quantised_find(st, name, E, H, I, &t, &found));
 	if (!found)
 		return moe_fail(MOE_ERR_FORMAT,
 				"%s: gate_up_proj is quantised, this one has no codes", name);
-	MOE_TRY(check_format(l, &t));
-	for (int64_t e = 0; e < E; e++)
+	for (int64_t e = 0; e < E; e++) {
 		c->q[2 * E + e] = moe_st_quantised_expert(&t, e);
+		c->scale[2 * E + e] = t.scale->name;
+	}
 	c->found = c->fused = true;
 	return MOE_OK;
 }
 
 static enum moe_status find_each_coded(const struct moe_expert_layer *l,
 				       const struct moe_safetensors *st, const char *prefix,
-				       const char *const *forms, struct coded *c)
+				       const struct place *place, struct coded *c)
 {
 	int E = l->layer.E;
 
@@ -114,7 +121,7 @@ static enum moe_status find_each_coded(const struct moe_expert_layer *l,
 		bool found;
 
 		moe_experts_shape(l, (enum moe_block_array)(i / E), shape);
-		name_of(name, prefix, forms[i / E], i % E);
+		name_of(name, prefix, place, i / E, i % E);
 		MOE_TRY(moe_st_quantised_find(st, name, 0, shape[1], shape[2], &t, &found));
 		if (!found && !i)
 			return MOE_OK;
@@ -122,8 +129,10 @@ static enum moe_status find_each_coded(const struct moe_expert_layer *l,
 			return moe_fail(MOE_ERR_FORMAT,
 					"%s: other experts are quantised, this one has no codes",
 					name);
-		MOE_TRY(check_format(l, &t));
+		if (i / E == MOE_GATE)
+			MOE_TRY(check_format(l, &t));
 		c->q[i] = t.q;
+		c->scale[i] = t.scale->name;
 	}
 	c->found = true;
 	return MOE_OK;
@@ -136,24 +145,25 @@ static enum moe_status find_coded(const struct moe_expert_layer *l,
 	for (size_t i = 0; i < MOE_COUNT(fused) && !c->found; i++)
 		MOE_TRY(find_fused_coded(l, st, prefix, fused[i], c));
 	for (size_t i = 0; i < MOE_COUNT(per_expert) && !c->found; i++)
-		MOE_TRY(find_each_coded(l, st, prefix, per_expert[i], c));
+		MOE_TRY(find_each_coded(l, st, prefix, &per_expert[i], c));
 	return MOE_OK;
 }
 
 static enum moe_status load_coded(struct moe_expert_layer *l, const struct moe_safetensors *file,
 				  const char *prefix, const int64_t *map, bool *found)
 {
-	struct coded c = { .q = moe_calloc((size_t)(MOE_EXPERT_MATRICES * l->layer.E),
-					   sizeof *c.q) };
-	enum moe_status st = c.q ? find_coded(l, file, prefix, &c)
-				 : moe_fail(MOE_ERR_NOMEM, "no memory for %d experts", l->layer.E);
+	size_t n = (size_t)(MOE_EXPERT_MATRICES * l->layer.E);
+	struct coded c = { .q = moe_calloc(n, sizeof *c.q), .scale = moe_calloc(n, sizeof *c.scale) };
+	enum moe_status st = c.q && c.scale ? find_coded(l, file, prefix, &c)
+					    : moe_fail(MOE_ERR_NOMEM, "no memory for %d experts", l->layer.E);
 
 	*found = c.found;
 	if (st == MOE_OK && c.found)
-		st = moe_experts_pack_quantised(l, c.q, c.fused, map);
+		st = moe_experts_pack_quantised(l, c.q, c.fused, c.scale, map);
 	if (st == MOE_OK && c.found)
 		st = moe_experts_loaded(l, map);
 	moe_free(c.q);
+	moe_free(c.scale);
 	return st;
 }
 
@@ -178,7 +188,7 @@ static enum moe_status find(const struct moe_expert_layer *l, const struct moe_s
 
 static enum moe_status find_fused(const struct moe_expert_layer *l,
 				  const struct moe_safetensors *st, const char *prefix,
-				  const char *const *forms, enum moe_dtype *dtype,
+				  const char *where, enum moe_dtype *dtype,
 				  const void **rows)
 {
 	int64_t E = l->layer.E, I = l->layer.I, H = l->layer.H;
@@ -186,10 +196,10 @@ static enum moe_status find_fused(const struct moe_expert_layer *l,
 	const void *gate_up, *down;
 	size_t bytes;
 
-	name_of(name, prefix, forms[0], 0);
+	name_of_all(name, prefix, where, false);
 	MOE_TRY(check_biases(st, name));
 	MOE_TRY(find(l, st, name, 3, (int64_t[]){ E, 2 * I, H }, dtype, &gate_up));
-	name_of(name, prefix, forms[1], 0);
+	name_of_all(name, prefix, where, true);
 	MOE_TRY(find(l, st, name, 3, (int64_t[]){ E, H, I }, dtype, &down));
 	bytes = (size_t)(I * H) * moe_dtype_size(*dtype);
 	for (int64_t e = 0; e < E; e++) {
@@ -201,7 +211,7 @@ static enum moe_status find_fused(const struct moe_expert_layer *l,
 }
 
 static enum moe_status find_each(const struct moe_expert_layer *l, const struct moe_safetensors *st,
-				 const char *prefix, const char *const *forms,
+				 const char *prefix, const struct place *place,
 				 enum moe_dtype *dtype, const void **rows)
 {
 	int E = l->layer.E;
@@ -211,7 +221,7 @@ static enum moe_status find_each(const struct moe_expert_layer *l, const struct 
 		int64_t shape[3];
 
 		moe_experts_shape(l, (enum moe_block_array)(i / E), shape);
-		name_of(name, prefix, forms[i / E], i % E);
+		name_of(name, prefix, place, i / E, i % E);
 		MOE_TRY(find(l, st, name, 2, shape + 1, dtype, &rows[i]));
 	}
 	return MOE_OK;
@@ -223,14 +233,14 @@ static enum moe_status find_rows(const struct moe_expert_layer *l, const struct 
 	char name[NAME_MAX_BYTES];
 
 	for (size_t i = 0; i < MOE_COUNT(fused); i++) {
-		name_of(name, prefix, fused[i][0], 0);
+		name_of_all(name, prefix, fused[i], false);
 		if (moe_safetensors_find(st, name))
 			return find_fused(l, st, prefix, fused[i], dtype, rows);
 	}
 	for (size_t i = 0; i < MOE_COUNT(per_expert); i++) {
-		name_of(name, prefix, per_expert[i][0], 0);
+		name_of(name, prefix, &per_expert[i], 0, 0);
 		if (moe_safetensors_find(st, name))
-			return find_each(l, st, prefix, per_expert[i], dtype, rows);
+			return find_each(l, st, prefix, &per_expert[i], dtype, rows);
 	}
 	return moe_fail(MOE_ERR_FORMAT,
 			"no experts below \"%s\": neither %s.mlp.experts.0.gate_proj.weight nor "
@@ -255,11 +265,11 @@ static enum moe_status load_file(struct moe_expert_layer *l, const char *path, c
 	snprintf(standard, sizeof standard, "model.layers.%d", l->params.layer);
 	if (!prefix)
 		prefix = standard;
-	if (strlen(prefix) > NAME_MAX_BYTES / 2 - 2)
+	if (strlen(prefix) > PREFIX_BYTES)
 		return moe_fail(MOE_ERR_ARG, "the prefix \"%.32s...\" is too long", prefix);
 	MOE_TRY(moe_engine_check_running(l->engine));
 	MOE_TRY(moe_experts_check_map(l, map, n_map));
-	MOE_TRY(moe_safetensors_open(path, &file));
+	MOE_TRY(moe_safetensors_open_experts(path, &file));
 	st = load_coded(l, file, prefix, map, &found);
 	if (st != MOE_OK || found) {
 		moe_safetensors_close(file);

@@ -33,15 +33,12 @@ enum moe_status moe_experts_check_map(const struct moe_expert_layer *l, const in
 
 enum moe_status moe_experts_check_width(const struct moe_expert_layer *l, const char *name, enum moe_dtype dtype)
 {
-	const struct moe_kernels *k = moe_kernels();
-
 	if (dtype > MOE_F64)
 		return moe_fail(MOE_ERR_ARG, "%s has dtype %s; a float type is expected", name,
 				moe_dtype_name(dtype));
 	if (l->params.weight_format)
 		return MOE_OK; /* it becomes codes */
-	if (k->weight_bytes(dtype, 1, 1024, MOE_USE_GEMM) >
-	    k->weight_bytes(l->params.weight_dtype, 1, 1024, MOE_USE_GEMM))
+	if (moe_packed_wider(dtype, l->params.weight_dtype))
 		return moe_fail(MOE_ERR_ARG, "%s is %s, wider than weight_dtype %s", name,
 				moe_dtype_name(dtype), moe_dtype_name(l->params.weight_dtype));
 	return MOE_OK;

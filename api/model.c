@@ -12,6 +12,8 @@
 
 #include <math.h>
 
+#define DEFAULT_TOKENS 512 /* of a micro-batch */
+
 enum moe_status moe_model_enter(struct moe_model *m)
 {
 	if (!m)
@@ -48,7 +50,8 @@ static enum moe_status take_params(struct moe_model *m, const struct moe_model_p
 		return moe_fail(MOE_ERR_ARG, "lora_dropout is %g; at least 0 and below 1 are possible",
 				p->lora_dropout);
 	if (!(p->aux_coef >= 0 && p->aux_coef < INFINITY && p->z_coef >= 0 && p->z_coef < INFINITY))
-		return moe_fail(MOE_ERR_ARG, "model params: aux_coef %g, z_coef %g; finite numbers from 0 are possible", p->aux_coef, p->z_coef);
+		return moe_fail(MOE_ERR_ARG, "model params: aux_coef %g, z_coef %g; finite numbers from 0 are possible",
+				p->aux_coef, p->z_coef);
 	if (p->keep_text && (!p->inference_only || p->slots > 1))
 		return moe_fail(MOE_ERR_ARG, "model params: keep_text needs inference_only and one slot");
 	MOE_TRY(moe_adapter_form_find(p->adapter_format, &form));
@@ -66,7 +69,7 @@ static enum moe_status take_params(struct moe_model *m, const struct moe_model_p
 				"method full has no adapter, but %s is one: merge it into a checkpoint first",
 				p->adapter);
 	if (!p->max_tokens)
-		m->params.max_tokens = 512;
+		m->params.max_tokens = DEFAULT_TOKENS;
 	return MOE_OK;
 }
 
@@ -125,7 +128,7 @@ static void set_dropout(struct moe_model *m)
 enum moe_status moe_model_make_tensors(struct moe_model *m)
 {
 	struct moe_decoder *d = &m->decoder;
-	struct moe_cut cut = { 1, 1, 1 };
+	struct moe_cut cut = { .slices_i = 1, .slices_h = 1, .combine_blocks = 1, .lora_groups = 1 };
 	const struct moe_experts *experts = NULL;
 
 	for (int i = 0; i < d->n_layers; i++)

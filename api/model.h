@@ -162,14 +162,6 @@ static inline enum moe_ffn_matrix moe_ffn_matrix_of(enum moe_adapter_target t)
 	return t == MOE_ADAPTER_SHARED_GATE ? MOE_FFN_SIGMOID
 					    : (enum moe_ffn_matrix)((t - MOE_ADAPTER_SHARED_FFN) % 3);
 }
-/* LoRA that is in the graph, of one matrix [out, in]: attention's projections and dense MLPs. */
-struct moe_single_lora {
-	struct moe_param *a, *b;
-	int64_t in, out;
-};
-/* false: the target is another, or not adapted in the layer. */
-bool moe_model_single(struct moe_model *m, int layer, enum moe_adapter_target t,
-		      struct moe_single_lora *out);
 enum moe_status moe_model_set_adapter(struct moe_model *m, const struct moe_adapter *adapter);
 /* The tensor of a role, whichever name it has. Absent: MOE_ERR_FORMAT naming it. */
 enum moe_status moe_model_find(const struct moe_model *m, const struct moe_safetensors *st,
@@ -192,7 +184,6 @@ struct moe_model_batch {
 };
 enum moe_status moe_model_batch_create(int capacity, struct moe_model_batch *b);
 void moe_model_batch_free(struct moe_model_batch *b);
-void moe_model_batch_clear(struct moe_model_batch *b);
 /* Appends a document; labels as in token files, NULL: all. It must fit. */
 void moe_model_batch_add(struct moe_model_batch *b, const int32_t *ids, const int32_t *labels,
 			 int n);

@@ -48,8 +48,14 @@ static enum moe_status init_experts(struct moe_model *m, int layer, struct moe_e
 	return MOE_OK;
 }
 
-bool moe_model_single(struct moe_model *m, int layer, enum moe_adapter_target t,
-		      struct moe_single_lora *out)
+/* LoRA that is in the graph, of one matrix [out, in]: attention's projections and dense MLPs. */
+struct single_lora {
+	struct moe_param *a, *b;
+	int64_t in, out;
+};
+
+/* false: the target is another, or not adapted in the layer. */
+static bool find_single(struct moe_model *m, int layer, enum moe_adapter_target t, struct single_lora *out)
 {
 	struct moe_decoder_layer *l = &m->decoder.layers[layer];
 	struct moe_matrix_lora *f;
@@ -59,7 +65,7 @@ bool moe_model_single(struct moe_model *m, int layer, enum moe_adapter_target t,
 	if (t == MOE_ADAPTER_EXPERTS || t == MOE_ADAPTER_ROUTER || !moe_lora_rank(&m->lora, t, layer))
 		return false;
 	if (t < MOE_ADAPTER_ATTENTION) {
-		*out = (struct moe_single_lora){ &l->linear[t].lora_a, &l->linear[t].lora_b,
+		*out = (struct single_lora){ &l->linear[t].lora_a, &l->linear[t].lora_b,
 						 l->linear[t].weight.k, l->linear[t].weight.n };
 		return true;
 	}
@@ -77,9 +83,9 @@ bool moe_model_single(struct moe_model *m, int layer, enum moe_adapter_target t,
 static enum moe_status init_single(struct moe_model *m, int layer, enum moe_adapter_target t)
 {
 	int target = t < MOE_ADAPTER_ATTENTION ? (int)t : FFN_SEED + (int)moe_ffn_matrix_of(t);
-	struct moe_single_lora p;
+	struct single_lora p;
 
-	if (!moe_model_single(m, layer, t, &p))
+	if (!find_single(m, layer, t, &p))
 		return MOE_OK;
 	MOE_TRY(alloc_param(m, p.a));
 	MOE_TRY(alloc_param(m, p.b));
@@ -249,7 +255,7 @@ static enum moe_status set_entry(struct moe_model *m, const struct moe_adapter *
 {
 	size_t a = (size_t)(e->rank * e->in) * sizeof(float),
 	       b = (size_t)(e->rank * e->out) * sizeof(float);
-	struct moe_single_lora p;
+	struct single_lora p;
 
 	if (e->target == MOE_ADAPTER_EXPERTS)
 		return set_experts(m, adapter, e);
@@ -257,7 +263,7 @@ static enum moe_status set_entry(struct moe_model *m, const struct moe_adapter *
 		set_router(m->decoder.layers[e->layer].experts, e->weight);
 		return MOE_OK;
 	}
-	if (moe_model_single(m, e->layer, e->target, &p)) {
+	if (find_single(m, e->layer, e->target, &p)) {
 		memcpy(p.a->value, e->a, a);
 		memcpy(p.b->value, e->b, b);
 	} else {
@@ -279,9 +285,9 @@ static void clear_absent(struct moe_model *m, const struct moe_adapter *adapter)
 			       (size_t)(m->folded[i].n * m->folded[i].r) * sizeof(float));
 		for (int j = 0; j < MOE_ADAPTER_TARGETS; j++) {
 			enum moe_adapter_target t = (enum moe_adapter_target)j;
-			struct moe_single_lora p;
+			struct single_lora p;
 
-			if (moe_model_single(m, i, t, &p) && !moe_adapter_find(adapter, i, t))
+			if (find_single(m, i, t, &p) && !moe_adapter_find(adapter, i, t))
 				memset(p.b->value, 0, (size_t)p.b->piece * sizeof(float));
 		}
 		if (!e || !e->r || moe_adapter_find(adapter, i, MOE_ADAPTER_EXPERTS))
@@ -324,9 +330,9 @@ static void clear_all_moments(struct moe_model *m)
 			clear_moments(&e->router_lora->b, 1);
 		}
 		for (int j = 0; j < MOE_ADAPTER_TARGETS; j++) {
-			struct moe_single_lora p;
+			struct single_lora p;
 
-			if (!moe_model_single(m, i, (enum moe_adapter_target)j, &p))
+			if (!find_single(m, i, (enum moe_adapter_target)j, &p))
 				continue;
 			clear_moments(p.a, 1);
 			clear_moments(p.b, 1);
@@ -409,7 +415,7 @@ static void get_folded(const struct moe_folded_lora *g, struct moe_adapter_entry
 static enum moe_status get_layer(struct moe_model *m, int i, struct moe_adapter *out)
 {
 	struct moe_decoder_layer *l = &m->decoder.layers[i];
-	struct moe_single_lora p;
+	struct single_lora p;
 
 	for (int j = 0; j < MOE_ADAPTER_TARGETS; j++) {
 		struct moe_adapter_entry *e = &out->entries[out->n_entries];
@@ -428,7 +434,7 @@ static enum moe_status get_layer(struct moe_model *m, int i, struct moe_adapter 
 		e->rank = m->lora.rank[j];
 		e->alpha = m->lora.alpha[j];
 		out->n_entries++;
-		if (moe_model_single(m, i, e->target, &p)) {
+		if (find_single(m, i, e->target, &p)) {
 			e->in = p.in;
 			e->out = p.out;
 			e->a = p.a->value;

@@ -2,6 +2,17 @@
 /* Micro-batches from documents in memory; logits and losses of them. */
 #include "api/model.h"
 
+static void clear(struct moe_model_batch *b)
+{
+	b->batch = (struct moe_batch){ .ids = b->ids,
+				       .position = b->position,
+				       .doc_start = b->doc_start,
+				       .label = b->label,
+				       .row = b->row,
+				       .doc_first = b->doc_first };
+	b->doc_first[0] = 0;
+}
+
 enum moe_status moe_model_batch_create(int capacity, struct moe_model_batch *b)
 {
 	size_t n = (size_t)capacity;
@@ -16,7 +27,7 @@ enum moe_status moe_model_batch_create(int capacity, struct moe_model_batch *b)
 	b->label = b->ids + 3 * n;
 	b->row = b->ids + 4 * n;
 	b->doc_first = b->ids + 5 * n;
-	moe_model_batch_clear(b);
+	clear(b);
 	return MOE_OK;
 }
 
@@ -24,17 +35,6 @@ void moe_model_batch_free(struct moe_model_batch *b)
 {
 	moe_free(b->ids);
 	memset(b, 0, sizeof *b);
-}
-
-void moe_model_batch_clear(struct moe_model_batch *b)
-{
-	b->batch = (struct moe_batch){ .ids = b->ids,
-				       .position = b->position,
-				       .doc_start = b->doc_start,
-				       .label = b->label,
-				       .row = b->row,
-				       .doc_first = b->doc_first };
-	b->doc_first[0] = 0;
 }
 
 void moe_model_batch_add(struct moe_model_batch *b, const int32_t *ids, const int32_t *labels, int n)
@@ -240,7 +240,7 @@ static enum moe_status submit_loss(struct moe_model *m, int micro, struct eval *
 	struct moe_decoder_pass pass;
 	enum moe_status st;
 
-	moe_model_batch_clear(&v->batch);
+	clear(&v->batch);
 	v->result = (struct moe_loss_result){ .doc_sum = loss + doc,
 					      .doc_n = count ? count + doc : NULL };
 	for (; doc < n_docs; doc++) {

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Full and hybrid fine-tuning: which weights of a model are trained themselves, and their memory.
- */
+/* Full and hybrid fine-tuning: which weights of a model are trained themselves, and their memory. */
 #include "api/model.h"
 
 #include "codelets/kernels/packed/requantise.h"
@@ -9,7 +8,8 @@
 
 #define MOST_SLICES 4000 /* of all dense arrays: each is a handle, and some tasks a step */
 
-static bool is_expert(enum moe_role role)
+/* Of one or of all of them. */
+static bool is_of_experts(enum moe_role role)
 {
 	return role >= MOE_ROLE_EXPERT_GATE && role <= MOE_ROLE_EXPERTS_DOWN;
 }
@@ -21,7 +21,7 @@ bool moe_model_trains(const struct moe_model *m, enum moe_role role)
 	if (role == MOE_ROLE_ROUTER && m->lora.router_weights)
 		return true;
 	return m->params.method == MOE_METHOD_FULL ||
-	       (m->params.method == MOE_METHOD_HYBRID && is_expert(role));
+	       (m->params.method == MOE_METHOD_HYBRID && is_of_experts(role));
 }
 
 /* Vectors are not decayed: norms and biases, as transformers' Trainer does it. */
@@ -90,7 +90,7 @@ struct moe_trained *moe_model_trained(const struct moe_model *m, enum moe_role r
 	const struct moe_decoder *d = &m->decoder;
 	int i = layer_index(role), f = ffn_index(role);
 
-	if (!moe_model_trains(m, role) || is_expert(role) || role == MOE_ROLE_ROUTER)
+	if (!moe_model_trains(m, role) || is_of_experts(role) || role == MOE_ROLE_ROUTER)
 		return NULL;
 	switch (role) {
 	case MOE_ROLE_EMBED:
@@ -111,8 +111,7 @@ static int64_t count_role(const struct moe_model *m, enum moe_role role)
 	int layers = role <= MOE_ROLE_LM_HEAD ? 1 : m->arch.n_layers;
 	int64_t shape[MOE_MAX_NDIM], n = 0;
 
-	if (!moe_model_trains(m, role) ||
-	    (role >= MOE_ROLE_EXPERT_GATE && role <= MOE_ROLE_EXPERT_DOWN))
+	if (!moe_model_trains(m, role) || moe_role_is_expert(role))
 		return 0; /* the fused roles stand for these */
 	if (role == MOE_ROLE_ROUTER && m->lora.router_weights)
 		return 0; /* the adapter's */
@@ -229,7 +228,7 @@ static void rows(void *user, enum moe_role role, int layer, int expert, int64_t 
 	const struct moe_experts *x = layer >= 0 ? m->decoder.layers[layer].experts : NULL;
 	bool vocab = role == MOE_ROLE_EMBED || role == MOE_ROLE_LM_HEAD;
 
-	if (is_expert(role)) {
+	if (is_of_experts(role)) {
 		moe_experts_get_base(x, (enum moe_expert_matrix)(role - MOE_ROLE_EXPERT_GATE),
 				     MOE_VALUE, expert, out);
 		return;
@@ -277,7 +276,7 @@ static enum moe_status coded(void *user, enum moe_role role, int layer, int expe
 		coded_gate_up(x, expert, &matrix);
 	else if (role == MOE_ROLE_EXPERTS_DOWN)
 		moe_experts_coded(x, MOE_DOWN, expert, &matrix);
-	else if (is_expert(role))
+	else if (is_of_experts(role))
 		moe_experts_coded(x, (enum moe_expert_matrix)(role - MOE_ROLE_EXPERT_GATE), expert, &matrix);
 	else
 		matrix = (struct moe_coded_matrix){ .n = a->param.rows,

@@ -5,8 +5,6 @@
 #include "codelets/kernels/packed/requantise.h"
 #include "codelets/rope_table.h"
 
-#include <stdio.h>
-
 const struct moe_st_tensor *moe_load_only_shape(struct moe_loader *l, enum moe_role role, int layer)
 {
 	struct moe_st_tensor *t = &l->shape;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Experts of a layer: how they are stored (plain, quantised, fused), and into which form they are
- * loaded. */
+/* Experts of a layer: how they are stored (plain, quantised, fused), and into which form they are loaded. */
 #include "api/model_load.h"
 
 /* fused: gate rows, then up rows of each expert in one tensor */
@@ -163,6 +162,7 @@ enum moe_status moe_model_choose_format(struct moe_model *m, const struct moe_sa
 	struct moe_loader l = { .m = m, .st = st };
 	struct expert_coding c = { 0 };
 	const char *name = m->params.weights;
+	char made[MOE_FORMATS_TEXT];
 	int layer = 0;
 
 	m->convert = m->format = NULL;
@@ -172,9 +172,8 @@ enum moe_status moe_model_choose_format(struct moe_model *m, const struct moe_sa
 		m->convert = moe_format_find(name);
 		if (!m->convert || !m->convert->quantise)
 			return moe_fail(MOE_ERR_ARG,
-					"weights \"%s\": keep, bf16, int8, int4, fp8 and mxfp4 are "
-					"possible",
-					name);
+					"weights \"%s\": keep, bf16 and %s are possible", name,
+					moe_formats_text(false, made));
 	}
 	while (layer < m->arch.n_layers && !m->arch.layer_is_moe[layer])
 		layer++;

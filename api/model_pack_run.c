@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Does the jobs of a pack on all workers' cores; progress and warnings in the order of the tensors.
- */
+/* Does the jobs of a pack on all workers' cores; progress and warnings in the order of the tensors. */
 #include "api/model_pack_jobs.h"
 
+#include "engine/deadline.h"
+
 #include <stdio.h>
-#include <time.h>
 
 static void run_job(struct moe_fetch *f, struct moe_pack *p, const struct moe_pack_job *j)
 {
@@ -54,17 +54,13 @@ static void show(const struct moe_pack *p, const char *name)
 		m->progress(name, p->fetched, p->total, m->user);
 }
 
-/* Until the tensor is done; progress ten times a second meanwhile. */
+/* Until the tensor is done; progress meanwhile. */
 static void wait_for(struct moe_pack *p, struct moe_pack_tensor *t)
 {
-	struct timespec until;
-
 	pthread_mutex_lock(&p->lock);
 	while (t->left) {
-		clock_gettime(CLOCK_REALTIME, &until);
-		until.tv_nsec += 100000000;
-		until.tv_sec += until.tv_nsec / 1000000000;
-		until.tv_nsec %= 1000000000;
+		struct timespec until = moe_deadline(MOE_PROGRESS_NS);
+
 		pthread_cond_timedwait(&p->done, &p->lock, &until);
 		pthread_mutex_unlock(&p->lock);
 		show(p, t->name);

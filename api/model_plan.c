@@ -10,25 +10,11 @@
 #include "engine/size.h"
 
 #include <stdio.h>
-#include <unistd.h>
 
 #define HANDLE_BYTES 4096 /* Debian's StarPU, measured */
 #define TASK_BYTES 2048
 #define WINDOW_TASKS 50000		 /* most that are live at once */
 #define PROCESS_BYTES ((int64_t)64 << 20) /* before a model is opened; where it is not this process */
-
-static int64_t resident(void)
-{
-	FILE *f = fopen("/proc/self/statm", "re");
-	long size, pages = 0;
-
-	if (f) {
-		if (fscanf(f, "%ld %ld", &size, &pages) != 2)
-			pages = 0;
-		fclose(f);
-	}
-	return (int64_t)pages * sysconf(_SC_PAGESIZE);
-}
 
 /* A model of the same shape on a dry engine. */
 static enum moe_status open_shadow(const struct moe_model *m, const struct moe_safetensors *st, struct moe_model **out)
@@ -145,7 +131,7 @@ static enum moe_status count_fixed(struct moe_model *m, struct moe_model *s)
 	p->scratch = (int64_t)c.scratch_bytes * moe_engine_workers(m->engine);
 	MOE_TRY(count_tasks(s, m->params.max_tokens, &tasks));
 	p->runtime = c.handles * HANDLE_BYTES + tasks;
-	p->process = moe_engine_is_dry(m->engine) ? PROCESS_BYTES : resident();
+	p->process = moe_engine_is_dry(m->engine) ? PROCESS_BYTES : (int64_t)moe_memory_resident();
 	p->loading = loading_bytes(m);
 	p->saving = saving_bytes(m);
 	return MOE_OK;

@@ -5,9 +5,6 @@
 
 #include "codelets/ffn_bwd.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 #define MAX_MOE_HANDLES 36000 /* of 50,000: attention and the LM head need some too */
 
 static void shape_linear(const struct moe_model *m, int layer, enum moe_adapter_target t, int64_t n,
@@ -142,7 +139,7 @@ static int choose_group_size(const struct moe_model *m)
 	int E = load.E, P = load.P;
 	int size = moe_group_size_choose(&load, moe_machine()), ring = ring_entries(m);
 	int slots = m->params.slots ? m->params.slots : m->params.inference_only ? 1 : 2; /* at most */
-	struct moe_cut cut = { 1, 3, 1 };
+	struct moe_cut cut = { .slices_i = 1, .slices_h = 3, .combine_blocks = 1, .lora_groups = 1 };
 
 	for (; size < E; size++) {
 		int G = (E - 1) / size + 1;

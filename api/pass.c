@@ -4,8 +4,8 @@
 
 #include <math.h>
 
-enum moe_status moe_check_matrix(const char *name, const struct moe_array *a, int64_t rows,
-				       int64_t cols)
+/* rows < 0: any */
+static enum moe_status check_matrix(const char *name, const struct moe_array *a, int64_t rows, int64_t cols)
 {
 	char shape[64];
 
@@ -26,7 +26,7 @@ enum moe_status moe_check_matrix(const char *name, const struct moe_array *a, in
 enum moe_status moe_check_float_matrix(const char *name, const struct moe_array *a, int64_t rows,
 					  int64_t cols)
 {
-	MOE_TRY(moe_check_matrix(name, a, rows, cols));
+	MOE_TRY(check_matrix(name, a, rows, cols));
 	if (a->dtype > MOE_F64)
 		return moe_fail(MOE_ERR_ARG, "%s has dtype %s; a float type is expected", name,
 				moe_dtype_name(a->dtype));
@@ -78,7 +78,7 @@ enum moe_status moe_check_tokens(const struct moe_experts *l, const struct moe_a
 enum moe_status moe_check_routing(const struct moe_experts *l, int64_t T, const struct moe_array *ids,
 				  const struct moe_array *weights)
 {
-	MOE_TRY(moe_check_matrix("ids", ids, T, l->k));
+	MOE_TRY(check_matrix("ids", ids, T, l->k));
 	if (ids->dtype != MOE_I32 && ids->dtype != MOE_I64)
 		return moe_fail(MOE_ERR_ARG, "ids have dtype %s; I32 or I64 is expected",
 				moe_dtype_name(ids->dtype));
@@ -135,6 +135,14 @@ enum moe_status moe_submit_grad_weights(const struct moe_context *c, const struc
 		MOE_TRY(moe_task_store(c, &args, i, slot->route_bwd[i], moe_rows_tensor(a, i)));
 	}
 	return MOE_OK;
+}
+
+bool moe_packed_wider(enum moe_dtype from, enum moe_dtype room)
+{
+	const struct moe_kernels *k = moe_kernels();
+	int64_t columns = 1024; /* whole blocks of any table */
+
+	return k->weight_bytes(from, 1, columns, MOE_USE_GEMM) > k->weight_bytes(room, 1, columns, MOE_USE_GEMM);
 }
 
 enum moe_status moe_check_shape(const char *name, const struct moe_array *a, int ndim,

@@ -9,9 +9,7 @@
 #define MOE_MAX_EXPERTS 32767 /* a tag's group is 16 bits wide */
 #define MOE_MAX_BYTES 0x1p46  /* of one array: sizes in bytes never overflow */
 
-/* ndim 2, [rows, cols]; rows -1: any. */
-enum moe_status moe_check_matrix(const char *name, const struct moe_array *a, int64_t rows,
-				 int64_t cols);
+/* ndim 2, [rows, cols], of floats; rows -1: any. */
 enum moe_status moe_check_float_matrix(const char *name, const struct moe_array *a, int64_t rows,
 				       int64_t cols);
 /* x [T, H] and out; T is small enough for the layer's activations. */
@@ -30,11 +28,13 @@ enum moe_status moe_submit_copy(const struct moe_context *c, struct moe_stream *
 enum moe_status moe_submit_grad_weights(const struct moe_context *c, const struct moe_experts *l,
 					const struct moe_plan *plan, struct moe_slot_tensors *slot, int T,
 					const struct moe_array *a);
-/* Exactly this shape, contiguous, with data. */
 /* Expert e of an array that has experts first. */
 struct moe_array moe_array_of_expert(const struct moe_array *a, int64_t e);
+/* Weights packed from `from` take more memory than those from `room`. */
+bool moe_packed_wider(enum moe_dtype from, enum moe_dtype room);
 /* Opens one matrix's tensors in the layout of the format that takes them. */
 enum moe_status moe_open_stored(const struct moe_format *f, const struct moe_stored *s, struct moe_quantised *q);
+/* Exactly this shape, contiguous, with data. */
 enum moe_status moe_check_shape(const char *name, const struct moe_array *a, int ndim,
 				const int64_t *shape);
 /* Between a LoRA array's field of all experts and a contiguous float array. */

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows that calls hand to each other: one tensor per block of tokens, found by the data pointer of
- * an array. */
+/* Rows that calls hand to each other: one tensor per block of tokens, found by the data pointer of an array. */
 #include "api/rows.h"
 
 #include "graphs/stream.h"

@@ -18,8 +18,7 @@ static enum moe_status add_config(const struct moe_trace_params *p, char **lines
 	return MOE_OK;
 }
 
-/* isa NULL: the engine's default. The table is chosen when the first object is made: perhaps later.
- */
+/* isa NULL: the engine's default. The table is chosen when the first object is made: perhaps later. */
 static enum moe_status add_kinds(int kinds, const char *isa, char **lines, int *n)
 {
 	const struct moe_kernels *table = NULL;

@@ -6,31 +6,15 @@
  *
  *	bench_dense [table] [tokens [heads [kv_heads [dim]]]]
  */
+#include "bench/measure.h"
 #include "codelets/kernels/kernels.h"
 
 #include <cblas.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
 
 #define ROUNDS 11
 
 static const struct moe_kernels *K;
-
-static double cpu_seconds(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static int ascending(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
 
 static void *memory(size_t bytes)
 {
@@ -57,19 +41,18 @@ static float *values(int64_t n, float scale)
 }
 
 /* Median seconds of run(arg), one call more first. */
-static double median(void (*run)(void *), void *arg)
+static double seconds_of(void (*run)(void *), void *arg)
 {
 	double s[ROUNDS];
 
 	run(arg);
 	for (int i = 0; i < ROUNDS; i++) {
-		double start = cpu_seconds();
+		double start = thread_seconds();
 
 		run(arg);
-		s[i] = cpu_seconds() - start;
+		s[i] = thread_seconds() - start;
 	}
-	qsort(s, ROUNDS, sizeof *s, ascending);
-	return s[ROUNDS / 2];
+	return median(s, ROUNDS);
 }
 
 static bool json; /* a line of JSON each */
@@ -140,9 +123,9 @@ static void attention(int T, int heads, int kv_heads, int dim)
 	/* of what is seen: T (T + 1) / 2 pairs; one GEMM */
 	double flops = (double)T * (T + 1) * heads * dim;
 
-	show("attention", 2 * flops, median(forward, &t), "GFLOP/s");
-	show("attention_bwd_q", 3 * flops, median(backward_q, &t), "GFLOP/s");
-	show("attention_bwd_kv", 4 * flops, median(backward_kv, &t), "GFLOP/s");
+	show("attention", 2 * flops, seconds_of(forward, &t), "GFLOP/s");
+	show("attention_bwd_q", 3 * flops, seconds_of(backward_q, &t), "GFLOP/s");
+	show("attention_bwd_kv", 4 * flops, seconds_of(backward_kv, &t), "GFLOP/s");
 	free((void *)t.a.doc_start);
 	free((void *)t.a.q), free((void *)t.a.k), free((void *)t.a.v), free((void *)t.a.grad_o);
 	free(t.a.o), free(t.a.lse), free(t.a.centre), free(t.a.grad_q), free(t.a.grad_k),
@@ -237,8 +220,8 @@ static void packing(int64_t n, int64_t k)
 		c.source[i] = memory(bytes);
 		c.w[i].data = memory(MOE_MAX(bytes, K->weight_bytes(MOE_BF16, n, k, MOE_USE_GEMM)));
 	}
-	show("pack", (double)bytes, median(pack, &c), "GB/s");
-	show("memcpy", (double)bytes, median(copy, &c), "GB/s");
+	show("pack", (double)bytes, seconds_of(pack, &c), "GB/s");
+	show("memcpy", (double)bytes, seconds_of(copy, &c), "GB/s");
 	for (int i = 0; i < TURNS; i++) {
 		free(c.source[i]);
 		free(c.w[i].data);
@@ -262,12 +245,12 @@ static void dense(int m, int64_t n, int64_t k)
 		printf("n %lld, k %lld, %d rows\n", (long long)n, (long long)k, m);
 	packing(n, k);
 	K->weight_pack(&d.w, d.source, MOE_BF16, n, k, k, MOE_USE_GEMM);
-	show("linear", flops, median(linear, &d), "GFLOP/s");
-	show("linear_bwd", flops, median(linear_bwd, &d), "GFLOP/s");
-	show("ce_partial", y, median(loss, &d), "GB/s read");
-	show("ce_bwd", y, median(loss_bwd, &d), "GB/s read");
-	show("rmsnorm", x, median(norm, &d), "GB/s read");
-	show("rmsnorm_bwd", x, median(norm_bwd, &d), "GB/s read");
+	show("linear", flops, seconds_of(linear, &d), "GFLOP/s");
+	show("linear_bwd", flops, seconds_of(linear_bwd, &d), "GFLOP/s");
+	show("ce_partial", y, seconds_of(loss, &d), "GB/s read");
+	show("ce_bwd", y, seconds_of(loss_bwd, &d), "GB/s read");
+	show("rmsnorm", x, seconds_of(norm, &d), "GB/s read");
+	show("rmsnorm_bwd", x, seconds_of(norm_bwd, &d), "GB/s read");
 	for (int i = 0; i < 3; i++)
 		free(d.stat[i]);
 	free(d.source), free(d.w.data), free(d.x), free(d.y), free(d.norm);

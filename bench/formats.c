@@ -5,13 +5,12 @@
  * included. A ratio is the median over repetitions of BF16's time over the format's, one beside the
  * other. usage: bench_formats [--shape NxK] [--m M] [--repetitions N] [--format NAME] [--isa NAME] [--rotation MB]
  */
+#include "bench/measure.h"
 #include "codelets/kernels/packed/ints.h"
 
 #include <getopt.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <sys/mman.h>
-#include <time.h>
 
 static size_t rotation = (size_t)200 << 20; /* bytes of weights of each format */
 #define MAX_FORMATS 24
@@ -39,14 +38,6 @@ struct bench {
 	float *dy, *y;
 	void *panel, *scratch, *ints;
 };
-
-static double thread_seconds(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void *pages(size_t bytes)
 {
@@ -179,19 +170,6 @@ static double sample(const struct bench *w, struct bank *b, int i, int count)
 	return (thread_seconds() - start) / count;
 }
 
-static int by_value(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
-
-static double median(double *v, int n)
-{
-	qsort(v, (size_t)n, sizeof *v, by_value);
-	return v[n / 2];
-}
-
 static void open_bench(struct bench *w)
 {
 	size_t rows = MOST_ROWS * (size_t)MOE_MAX(w->n, w->k), scratch = 0;
@@ -211,7 +189,7 @@ static void open_bench(struct bench *w)
 	}
 }
 
-/* What the issue of weight formats asks for, as ratios; compute: 0 for the best of bf16 and int16. */
+/* What a format should reach, as ratios; compute: 0 for the best of bf16 and int16. */
 struct bar {
 	const char *format;
 	bool backward;
@@ -237,7 +215,7 @@ static void ratios(const struct bank *bank, int b, int p, int repetitions, doubl
 {
 	for (int r = 0; r < repetitions; r++)
 		v[r] = bank[0].seconds[p][r] / bank[b].seconds[p][r];
-	qsort(v, (size_t)repetitions, sizeof *v, by_value);
+	sort_values(v, repetitions);
 }
 
 /* Medians with their quartiles, at the bar's worst number of rows */
@@ -308,47 +286,45 @@ static void report(struct bank *bank, int banks, int repetitions, int only)
 	}
 }
 
-int main(int argc, char **argv)
+struct options {
+	const char *only, *isa; /* NULL: every format, the best table */
+	int repetitions, m;	/* m 0: all numbers of rows */
+};
+
+static bool take_options(int argc, char **argv, struct bench *w, struct options *o)
 {
 	static const struct option options[] = {
 		{ "shape", 1, NULL, 's' },	 { "m", 1, NULL, 'm' },
 		{ "repetitions", 1, NULL, 'r' }, { "format", 1, NULL, 'f' },
 		{ "isa", 1, NULL, 'i' },	 { "rotation", 1, NULL, 'R' },	 { NULL, 0, NULL, 0 }
 	};
-	static struct bank bank[MAX_FORMATS];
-	struct bench w = { .n = 1536, .k = 2048 };
-	const struct moe_kernels *table = NULL;
-	const char *only = NULL, *isa = NULL;
-	int repetitions = 9, m = 0, banks = 1, c;
+	int c;
 
 	while ((c = getopt_long(argc, argv, "", options, NULL)) != -1)
-		if (c == 's' && sscanf(optarg, "%dx%d", &w.n, &w.k) == 2)
+		if (c == 's' && sscanf(optarg, "%dx%d", &w->n, &w->k) == 2)
 			continue;
 		else if (c == 'm')
-			m = atoi(optarg);
+			o->m = atoi(optarg);
 		else if (c == 'r')
-			repetitions = MOE_MAX(1, MOE_MIN(atoi(optarg), MAX_REPETITIONS));
+			o->repetitions = MOE_MAX(1, MOE_MIN(atoi(optarg), MAX_REPETITIONS));
 		else if (c == 'f')
-			only = optarg;
+			o->only = optarg;
 		else if (c == 'i')
-			isa = optarg;
+			o->isa = optarg;
 		else if (c == 'R')
 			rotation = (size_t)MOE_MAX(atoi(optarg), 0) << 20;
-		else {
-			fprintf(stderr, "usage: bench_formats [--shape NxK] [--m M] [--repetitions "
-					"N] [--format NAME] "
-					"[--isa NAME] [--rotation MB of weights]\n");
-			return 2;
-		}
-	if (moe_kernels_choose(isa, &table) != MOE_OK || !table->tiles || w.n % 32 || w.k % 32) {
-		fprintf(stderr, "bench_formats: no such table with panels on this CPU, or a shape "
-				"that is not of 32s\n");
-		return 2;
-	}
-	w.t = table->tiles;
-	open_bench(&w);
+		else
+			return false;
+	return true;
+}
+
+/* bf16, then every format in each way that it can be computed with; how many. */
+static int open_banks(const struct bench *w, const char *only, struct bank *bank)
+{
+	int banks = 1;
+
 	bank[0].name = "bf16";
-	fill(&bank[0], &w, NULL, 0, false, MOE_COMPUTE_BF16);
+	fill(&bank[0], w, NULL, 0, false, MOE_COMPUTE_BF16);
 	for (int i = 0; moe_format_list[i] && banks < MAX_FORMATS; i++) {
 		const struct moe_format *f = moe_format_list[i];
 
@@ -358,27 +334,57 @@ int main(int argc, char **argv)
 			struct bank *b = &bank[banks];
 
 			b->name = f->name;
-			fill(b, &w, f, f->quantise ? 0 : 128, !f->quantise, how);
-			if (moe_coded_compute(w.t, &b->first, 1) == how)
+			fill(b, w, f, f->quantise ? 0 : 128, !f->quantise, how);
+			if (moe_coded_compute(w->t, &b->first, 1) == how)
 				banks++;
 			else
 				munmap(b->data, b->bytes * (size_t)b->experts + 4096);
 		}
 	}
-	for (int r = 0; r < repetitions; r++)
+	return banks;
+}
+
+/* Banks in turn, so that all see the same state of the machine; the first round says how many calls make a sample. */
+static void measure(const struct bench *w, struct bank *bank, int banks, const struct options *o)
+{
+	for (int r = 0; r < o->repetitions; r++)
 		for (int i = 0; i < POINTS; i++)
-			for (int b = 0; b < banks && (!m || m == row_counts[i / 2]); b++) {
+			for (int b = 0; b < banks && (!o->m || o->m == row_counts[i / 2]); b++) {
+				double one;
+
 				if (i % 2 && bank[b].compute > MOE_COMPUTE_BF16) /* in bf16, as another bank */
 					continue;
-				double one = r ? bank[b].seconds[i][0] : sample(&w, &bank[b], i, 1);
-
-				bank[b].seconds[i][r] =
-					sample(&w, &bank[b], i, (int)(SAMPLE_SECONDS / one) + 1);
+				one = r ? bank[b].seconds[i][0] : sample(w, &bank[b], i, 1);
+				bank[b].seconds[i][r] = sample(w, &bank[b], i, (int)(SAMPLE_SECONDS / one) + 1);
 			}
+}
+
+int main(int argc, char **argv)
+{
+	static struct bank bank[MAX_FORMATS];
+	struct bench w = { .n = 1536, .k = 2048 };
+	struct options o = { .repetitions = 9 };
+	const struct moe_kernels *table = NULL;
+	int banks;
+
+	if (!take_options(argc, argv, &w, &o)) {
+		fprintf(stderr, "usage: bench_formats [--shape NxK] [--m M] [--repetitions N] [--format NAME] "
+				"[--isa NAME] [--rotation MB of weights]\n");
+		return 2;
+	}
+	if (moe_kernels_choose(o.isa, &table) != MOE_OK || !table->tiles || w.n % 32 || w.k % 32) {
+		fprintf(stderr, "bench_formats: no such table with panels on this CPU, or a shape "
+				"that is not of 32s\n");
+		return 2;
+	}
+	w.t = table->tiles;
+	open_bench(&w);
+	banks = open_banks(&w, o.only, bank);
+	measure(&w, bank, banks, &o);
 	printf("%s, %d x %d, weights from memory; ratios of speed to bf16 in the same run\n",
 	       table->name, w.n, w.k);
-	report(bank, banks, repetitions, m);
+	report(bank, banks, o.repetitions, o.m);
 	for (size_t i = 0; i < MOE_COUNT(bars); i++)
-		report_bar(bank, banks, repetitions, m, &bars[i]);
+		report_bar(bank, banks, o.repetitions, o.m, &bars[i]);
 	return 0;
 }

@@ -14,12 +14,11 @@
  * one not, in alternating order, and prints what recording costs.
  */
 #include "bench/layer/layer_bench.h"
+#include "bench/measure.h"
 
 #include "codelets/kernels/kernels.h"
 
 #include <getopt.h>
-#include <stdlib.h>
-#include <time.h>
 
 static const struct layer_shape shapes[] = {
 	{ "small", 8, 2, 512, 256 },
@@ -37,14 +36,6 @@ struct bench {
 	struct layer_sample last;
 };
 
-static double cpu_now(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
-	return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
-}
-
 /* Forward, backward and update, each to its end. */
 static enum moe_status run_step(struct bench *b, struct layer_sample *s)
 {
@@ -59,7 +50,7 @@ static enum moe_status run_step(struct bench *b, struct layer_sample *s)
 
 	MOE_TRY(moe_engine_get_info(b->engine, &info));
 	layer_watch_reset();
-	mine = cpu_now();
+	mine = thread_seconds();
 	cpu[0] = layer_watch_cpu();
 	wall[0] = moe_now();
 	MOE_TRY(moe_block_forward(b->block, &d->x, &d->ids_array, &d->weights_array, 1, &d->out));
@@ -69,7 +60,7 @@ static enum moe_status run_step(struct bench *b, struct layer_sample *s)
 	MOE_TRY(moe_block_wait(b->block));
 	wall[2] = moe_now();
 	cpu[2] = layer_watch_cpu();
-	v[LAYER_SUBMIT_CPU] = cpu_now() - mine;
+	v[LAYER_SUBMIT_CPU] = thread_seconds() - mine;
 	v[LAYER_FORWARD] = wall[1] - wall[0];
 	v[LAYER_BACKWARD] = wall[2] - wall[1];
 	v[LAYER_STEP] = wall[2] - wall[0];
@@ -214,16 +205,9 @@ static enum moe_status run_marked(struct bench *b, struct layer_sample *s, int64
 	return st;
 }
 
-static int by_value(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
-
 static double quantile(double *v, int n, double q)
 {
-	qsort(v, (size_t)n, sizeof *v, by_value);
+	sort_values(v, n);
 	return v[(int)(q * (n - 1) + .5)];
 }
 
@@ -336,15 +320,6 @@ static const char usage[] =
 	"  --trace-cost  only time pairs of steps, recorded (into FILE or nowhere) and not\n"
 	"  --serve       steps on demand: go [N], bare, quit on stdin\n"
 	"MOESAIC_ISA names the kernel table.\n";
-
-static bool take_number(const char *text, int low, int *out)
-{
-	char *end;
-	long v = strtol(text, &end, 10);
-
-	*out = (int)v;
-	return *text && !*end && v >= low && v <= 1 << 24;
-}
 
 static bool take_shape(const char *name, struct layer_shape *out)
 {

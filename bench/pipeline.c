@@ -6,6 +6,7 @@
  * table, and PASS or NOT per bar (exit status 1 where one does not hold). bench_pipeline --help
  * lists the options.
  */
+#include "bench/measure.h"
 #include "bench/pipeline/pipeline_bench.h"
 
 #include "engine/base.h"
@@ -33,15 +34,6 @@ static const char usage[] = "usage: bench_pipeline [options]\n"
 			    "  --read DIR           run nothing: read those traces (of the same "
 			    "--steps and --warm-up)\n"
 			    "  --json               one line of JSON\n";
-
-static bool take_number(const char *text, int low, int *out)
-{
-	char *end;
-	long v = strtol(text, &end, 10);
-
-	*out = (int)v;
-	return *text && !*end && v >= low && v <= 1 << 24;
-}
 
 static bool take_option(int c, const char *text, struct pipeline_options *o)
 {

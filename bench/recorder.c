@@ -7,9 +7,9 @@
  */
 #include "moesaic.h"
 
+#include "bench/measure.h"
+
 #include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
 
 enum { E = 128, K = 8, H = 16, I = 16, T = 64, R = 4 };
 
@@ -21,14 +21,6 @@ struct sample {
 static float x[T * H], out[T * H], grad[T * H];
 static struct moe_engine *engine;
 static struct moe_block *block;
-
-static double thread_cpu(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
-	return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
-}
 
 static double process_cpu(void)
 {
@@ -61,31 +53,18 @@ static void step(struct sample *s)
 	ag.data = grad;
 	TRY(moe_engine_get_info(engine, &before));
 	TRY(moe_engine_hold(engine));
-	mine = thread_cpu();
+	mine = thread_seconds();
 	TRY(moe_block_forward_async(block, &ax, NULL, NULL, 1, &ao));
 	TRY(moe_block_backward_async(block, &ao, &ag, NULL));
 	TRY(moe_block_update(block, &adamw));
-	s->submit = thread_cpu() - mine;
-	mine = thread_cpu();
+	s->submit = thread_seconds() - mine;
+	mine = thread_seconds();
 	all = process_cpu();
 	TRY(moe_engine_release(engine));
 	TRY(moe_block_wait(block));
-	s->run = process_cpu() - all - (thread_cpu() - mine);
+	s->run = process_cpu() - all - (thread_seconds() - mine);
 	TRY(moe_engine_get_info(engine, &after));
 	s->tasks = (double)(after.tasks - before.tasks);
-}
-
-static int by_value(const void *a, const void *b)
-{
-	double p = *(const double *)a, q = *(const double *)b;
-
-	return (p > q) - (p < q);
-}
-
-static double median(double *v, int n)
-{
-	qsort(v, (size_t)n, sizeof *v, by_value);
-	return v[n / 2];
 }
 
 static void set(enum moe_block_array which, int64_t a, int64_t b, int64_t c)

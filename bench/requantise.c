@@ -6,23 +6,14 @@
  * the thread, interleaved; medians and quartiles of (with - alone) / alone. usage: bench_requantise
  * [--shape NxK] [--repetitions N] [--isa NAME]
  */
+#include "bench/measure.h"
 #include "codelets/kernels/packed/requantise.h"
 
 #include <getopt.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
 
 #define MAX_REPETITIONS 101
 #define RUN_ELEMENTS 65536 /* codelets/update.c */
-
-static double thread_seconds(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 struct bench {
 	const struct moe_kernels *kernels;
@@ -73,13 +64,6 @@ static double sample(const struct bench *b, const struct moe_weight *w)
 	return thread_seconds() - start;
 }
 
-static int by_value(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
-
 static struct moe_weight make(const struct bench *b, const struct moe_format *f)
 {
 	const struct moe_coded_window all = { 0, b->n, 0, b->k, 1 };
@@ -117,8 +101,8 @@ static void measure(const struct bench *b, const char *name, const struct moe_fo
 			ratio[i] = (with - a) / a;
 		}
 	}
-	qsort(alone, (size_t)repetitions, sizeof *alone, by_value);
-	qsort(ratio, (size_t)repetitions, sizeof *ratio, by_value);
+	sort_values(alone, repetitions);
+	sort_values(ratio, repetitions);
 	printf("%-6s adamw %.3f ns a weight, then %.2f of it (%.2f to %.2f)\n", name,
 	       1e9 * alone[repetitions / 2] / (double)(b->n * b->k), ratio[repetitions / 2],
 	       ratio[repetitions / 4], ratio[repetitions * 3 / 4]);

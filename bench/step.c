@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bench step: trains a few steps and says where the time of the tasks goes: per kind count, total
- * and longest task (by the clock, and by CPU time: the submitting thread is one more than the
- * cores), idle share, and how much of the time with two busy workers is spent on two different
- * layers or micro-batches. usage: bench_step MODEL TOKENS OUTPUT-DIR [--adapter DIR]
- * [--accumulation N] [--steps N] [--workers N]
- *                   [--policy S] [--sequential]
+ * bench step: trains a few steps and says where the time of the tasks goes: per kind count, total and longest task (by the
+ * clock, and by CPU time: the submitting thread is one more than the cores), idle share, and how much of the time with two
+ * busy workers is spent on two different layers or micro-batches.
+ * usage: bench_step MODEL TOKENS OUTPUT-DIR [--adapter DIR] [--accumulation N] [--steps N] [--workers N]
+ *                   [--policy S] [--sequential] [--json]
  */
 #include "moesaic.h"
 
 #include <getopt.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -109,7 +109,14 @@ static int fail(const char *what)
 	return 1;
 }
 
-int main(int argc, char **argv)
+struct setup {
+	struct moe_engine_params engine;
+	struct moe_model_params model;
+	struct moe_trainer_params trainer;
+	bool json;
+};
+
+static bool take_options(int argc, char **argv, struct setup *s)
 {
 	static const struct option options[] = {
 		{ "adapter", required_argument, NULL, 'a' },
@@ -121,85 +128,97 @@ int main(int argc, char **argv)
 		{ "json", no_argument, NULL, 'j' },
 		{ NULL, 0, NULL, 0 },
 	};
-	struct moe_engine_params ep = { .struct_size = sizeof ep };
-	struct moe_model_params mp = { .struct_size = sizeof mp };
-	struct moe_trainer_params tp = { .struct_size = sizeof tp,
-					 .overwrite = 1,
-					 .keep_order = 1,
-					 .batch_size = 1,
-					 .learning_rate = 1e-3,
-					 .schedule = "constant",
-					 .max_steps = 5 };
+	int c;
+
+	while ((c = getopt_long(argc, argv, "", options, NULL)) != -1) {
+		switch (c) {
+		case 'a':
+			s->model.adapter = optarg;
+			break;
+		case 'm':
+			s->trainer.accumulation = atoi(optarg);
+			break;
+		case 's':
+			s->trainer.max_steps = atoi(optarg);
+			break;
+		case 'w':
+			s->engine.workers = atoi(optarg);
+			break;
+		case 'p':
+			s->engine.policy = optarg;
+			break;
+		case 'q':
+			s->trainer.sequential = 1;
+			break;
+		case 'j':
+			s->json = true;
+			break;
+		default:
+			return false;
+		}
+	}
+	if (argc - optind != 3) {
+		fprintf(stderr, "usage: bench_step [options] MODEL TOKENS OUTPUT-DIR\n");
+		return false;
+	}
+	s->model.dir = argv[optind];
+	s->trainer.data = argv[optind + 1];
+	s->trainer.output_dir = argv[optind + 2];
+	return true;
+}
+
+static void report(const struct moe_engine_info *info, const struct moe_train_result *r, bool json)
+{
+	double both = 0, different = 0, share, steps = (double)r->steps;
+	double idle = 1 - info->busy_seconds / (r->seconds * info->workers), rate = (double)r->tokens / r->seconds;
+
+	if (!json)
+		print_kinds(info->workers);
+	for (int a = 0; a < info->workers; a++)
+		for (int b = a + 1; b < info->workers; b++)
+			overlap(a, b, &both, &different);
+	share = different / (both > 0 ? both : 1);
+	if (json)
+		printf("{\"steps\": %lld, \"tokens_per_s\": %.1f, \"step_s\": %.4f, \"idle_share\": %.4f, \"workers\": %d, "
+		       "\"two_busy_s\": %.4f, \"of_it_different\": %.4f}\n",
+		       (long long)r->steps, rate, r->seconds / steps, idle, info->workers, both, share);
+	else
+		printf("%lld steps, %.1f tokens/s, %.3f s/step, idle %.1f %%\n"
+		       "two workers busy %.3f s, of it on different layers or micro-batches %.1f %%\n",
+		       (long long)r->steps, rate, r->seconds / steps, 100 * idle, both, 100 * share);
+}
+
+int main(int argc, char **argv)
+{
+	struct setup s = { .engine.struct_size = sizeof s.engine,
+			   .model.struct_size = sizeof s.model,
+			   .trainer = { .struct_size = sizeof s.trainer,
+					.overwrite = 1,
+					.keep_order = 1,
+					.batch_size = 1,
+					.learning_rate = 1e-3,
+					.schedule = "constant",
+					.max_steps = 5 } };
 	struct moe_observer observer = { .executed = executed };
 	struct moe_train_result result = { .struct_size = sizeof result };
 	struct moe_engine_info info = { .struct_size = sizeof info };
 	struct moe_token_file_info file = { .struct_size = sizeof file };
 	struct moe_engine *engine;
 	struct moe_model *model;
-	double both = 0, different = 0, idle;
-	int c, json = 0;
 
-	while ((c = getopt_long(argc, argv, "", options, NULL)) != -1) {
-		switch (c) {
-		case 'a':
-			mp.adapter = optarg;
-			break;
-		case 'm':
-			tp.accumulation = atoi(optarg);
-			break;
-		case 's':
-			tp.max_steps = atoi(optarg);
-			break;
-		case 'w':
-			ep.workers = atoi(optarg);
-			break;
-		case 'p':
-			ep.policy = optarg;
-			break;
-		case 'q':
-			tp.sequential = 1;
-			break;
-		case 'j':
-			json = 1;
-			break;
-		default:
-			return 2;
-		}
-	}
-	if (argc - optind != 3) {
-		fprintf(stderr, "usage: bench_step [options] MODEL TOKENS OUTPUT-DIR\n");
+	if (!take_options(argc, argv, &s))
 		return 2;
-	}
-	mp.dir = argv[optind];
-	tp.data = argv[optind + 1];
-	tp.output_dir = argv[optind + 2];
-	if (moe_token_file_info(tp.data, &file))
-		return fail(tp.data);
-	mp.max_tokens = (int)file.longest_pack;
-	if (moe_engine_open(&ep, &engine) || moe_engine_observe(engine, &observer))
+	if (moe_token_file_info(s.trainer.data, &file))
+		return fail(s.trainer.data);
+	s.model.max_tokens = (int)file.longest_pack;
+	if (moe_engine_open(&s.engine, &engine) || moe_engine_observe(engine, &observer))
 		return fail("engine");
-	if (moe_model_open(engine, &mp, &model))
+	if (moe_model_open(engine, &s.model, &model))
 		return fail("model");
-	if (moe_train(model, &tp, NULL, NULL, &result))
+	if (moe_train(model, &s.trainer, NULL, NULL, &result))
 		return fail("training");
 	moe_engine_get_info(engine, &info);
-	if (!json)
-		print_kinds(info.workers);
-	for (int a = 0; a < info.workers; a++)
-		for (int b = a + 1; b < info.workers; b++)
-			overlap(a, b, &both, &different);
-	idle = 1 - info.busy_seconds / (result.seconds * info.workers);
-	if (json)
-		printf("{\"steps\": %lld, \"tokens_per_s\": %.1f, \"step_s\": %.4f, \"idle_share\": %.4f, \"workers\": %d, "
-		       "\"two_busy_s\": %.4f, \"of_it_different\": %.4f}\n",
-		       (long long)result.steps, (double)result.tokens / result.seconds,
-		       result.seconds / (double)result.steps, idle, info.workers, both, different / (both > 0 ? both : 1));
-	else
-		printf("%lld steps, %.1f tokens/s, %.3f s/step, idle %.1f %%\n"
-		       "two workers busy %.3f s, of it on different layers or micro-batches %.1f %%\n",
-		       (long long)result.steps, (double)result.tokens / result.seconds,
-		       result.seconds / (double)result.steps, 100 * idle, both,
-		       100 * different / (both > 0 ? both : 1));
+	report(&info, &result, s.json);
 	moe_model_close(model);
 	return moe_engine_close(engine) != MOE_OK;
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench trace_make: writes a made-up trace of a size that is asked for (bench/trace_make/make.h).
- */
+/* bench trace_make: writes a made-up trace of a size that is asked for (bench/trace_make/make.h). */
 #include "bench/trace_make/make.h"
 
 #include <stdio.h>

@@ -17,6 +17,8 @@ struct moe_expert_args {
 	bool head;  /* gather or scatter first: this is the group's only slice */
 	bool first; /* first micro-batch of the window: clear the gradients */
 	enum moe_expert_matrix matrix; /* weight_grad's */
+	int groups; /* lora_grad's: this one and the next of the same owner */
+	bool last;  /* down's: among the last groups of its layer (graphs/cut.h) */
 	const struct moe_transposed *copy; /* what a backward multiplies by; NULL: the weights */
 };
 

@@ -9,7 +9,7 @@
 #include "codelets/token_args.h"
 
 extern struct moe_codelet moe_cl_ffn_lora_grad;
-/* Bytes of its scratch, at least what moe_ffn_sigmoid needs. */
+/* Bytes of its scratch: a token block of H, and the widest matrix's or the sigmoid gate's. */
 size_t moe_ffn_lora_grad_scratch(const struct moe_ffn *f);
 
 #endif

@@ -70,16 +70,26 @@ static void one(const struct moe_expert_args *a, int index, const struct moe_exp
 
 static void run(const void *args, struct moe_worker *worker)
 {
-	moe_group_run(args, true, one, worker);
+	struct moe_expert_args a = *(const struct moe_expert_args *)args;
+	int64_t rows = 0;
+
+	for (int left = a.groups; left > 0; left--, a.group += a.layer->P) {
+		moe_group_run(&a, true, one, worker);
+		rows += worker->rows;
+	}
+	worker->rows = rows;
 }
 
 static double cost_us(const void *args)
 {
-	const struct moe_expert_args *a = args;
-	const struct moe_experts *l = a->layer;
+	struct moe_expert_args a = *(const struct moe_expert_args *)args;
+	const struct moe_experts *l = a.layer;
+	double us = moe_task_us();
 
-	return moe_group_gemm_us(a, MOE_GEMM_FORWARD, (double)(l->ra + l->r), l->H,
-				 2 * sizeof(float));
+	for (int left = a.groups; left > 0; left--, a.group += l->P)
+		us += moe_group_gemm_us(&a, MOE_GEMM_FORWARD, (double)(l->ra + l->r), l->H, 2 * sizeof(float)) -
+		      moe_task_us();
+	return us;
 }
 
 MOE_CODELET_AT(lora_grad, run, cost_us, MOE_HOME_PART);

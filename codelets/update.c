@@ -5,8 +5,6 @@
 #include "codelets/rounding.h"
 #include "engine/codelet.h"
 
-#include <math.h>
-
 /* of one call: what is updated is still in L1 (LoRA) or L2 when it is packed */
 #define UPDATE_ELEMENTS 8192
 #define UPDATE_BASE_ELEMENTS 32768

@@ -3,11 +3,11 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #define PATH_SIZE 4096
 
-/* The number behind key at the start of a line, or the first number where key is ""; SIZE_MAX:
- * none. */
+/* The number behind key at the start of a line, or the first number where key is ""; SIZE_MAX: none. */
 static size_t number_in(const char *path, const char *key)
 {
 	FILE *f = fopen(path, "re");
@@ -47,8 +47,7 @@ static size_t left_in(const char *folder)
 	return limit > used ? limit - used : 0;
 }
 
-/* The process's group and all above it; in a container the path leads nowhere and the root is its
- * own. */
+/* The process's group and all above it; in a container the path leads nowhere and the root is its own. */
 static size_t left_in_groups(const char *root)
 {
 	char path[PATH_SIZE], *end;
@@ -83,4 +82,16 @@ size_t moe_memory_available(const char *root)
 	snprintf(path, sizeof path, "%s/proc/meminfo", root);
 	kib = number_in(path, "MemAvailable:");
 	return MOE_MIN(kib == SIZE_MAX ? SIZE_MAX : kib * 1024, left_in_groups(root));
+}
+
+size_t moe_memory_resident(void)
+{
+	FILE *f = fopen("/proc/self/statm", "re");
+	long pages = 0;
+
+	if (f && fscanf(f, "%*s %ld", &pages) != 1)
+		pages = 0;
+	if (f)
+		fclose(f);
+	return (size_t)pages * (size_t)sysconf(_SC_PAGESIZE);
 }

@@ -10,5 +10,7 @@
  * root: "" or, for tests, a folder with proc/ and sys/ in it. SIZE_MAX: unknown.
  */
 size_t moe_memory_available(const char *root);
+/* Bytes that this process has resident; 0: unknown. */
+size_t moe_memory_resident(void);
 
 #endif

@@ -27,7 +27,8 @@ double moe_cost_rate(const struct moe_machine *m, enum moe_gemm direction, doubl
 	return rate[i] * pow(rate[i + 1] / rate[i], x - i);
 }
 
-double moe_cost_read_gbps(const struct moe_machine *m)
+/* That one worker reads. */
+static double read_gbps(const struct moe_machine *m)
 {
 	return MOE_MIN(m->read_gbps, m->read_all_gbps / MOE_MAX(m->workers, 1));
 }
@@ -45,14 +46,14 @@ double moe_cost_gemm_us(const struct moe_machine *m, enum moe_gemm direction, do
 		return 0;
 	}
 	compute = 2 * rows * n * k / (moe_cost_rate(m, direction, rows) * 1e3);
-	memory = n * k * bytes_per_weight / (moe_cost_read_gbps(m) * 1e3);
+	memory = n * k * bytes_per_weight / (read_gbps(m) * 1e3);
 	return MOE_MAX(compute, memory);
 }
 
 /* Of what a worker has alone. */
 static double memory_share(const struct moe_machine *m)
 {
-	return moe_cost_read_gbps(m) / m->read_gbps;
+	return read_gbps(m) / m->read_gbps;
 }
 
 double moe_cost_stream_us(const struct moe_machine *m, double read, double written)

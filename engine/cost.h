@@ -22,8 +22,6 @@ void moe_work_end(void);
 
 /* GFLOP/s with that many rows, between the measured points geometrically. */
 double moe_cost_rate(const struct moe_machine *m, enum moe_gemm direction, double rows);
-/* GB/s that one worker reads. */
-double moe_cost_read_gbps(const struct moe_machine *m);
 /* rows x n x k multiply-adds on a weight that comes from memory: the slower of the two. */
 double moe_cost_gemm_us(const struct moe_machine *m, enum moe_gemm direction, double rows, double n,
 			double k, double bytes_per_weight);

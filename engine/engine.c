@@ -72,15 +72,19 @@ static void free_retired(struct moe_engine *e)
 	e->n_retired = 0;
 }
 
-/* A thread that locks twice gets an error instead of waiting for itself. */
-static void init_lock(pthread_mutex_t *lock)
+static void init_locks(struct moe_engine *e)
 {
 	pthread_mutexattr_t attr;
 
+	/* a thread that locks twice gets an error instead of waiting for itself */
 	pthread_mutexattr_init(&attr);
 	pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ERRORCHECK);
-	pthread_mutex_init(lock, &attr);
+	pthread_mutex_init(&e->lock, &attr);
 	pthread_mutexattr_destroy(&attr);
+	pthread_mutex_init(&e->idle_lock, NULL);
+	pthread_mutex_init(&e->memory_lock, NULL);
+	pthread_mutex_init(&e->host_lock, NULL);
+	pthread_cond_init(&e->idle_changed, NULL);
 }
 
 static void destroy(struct moe_engine *e)
@@ -90,6 +94,7 @@ static void destroy(struct moe_engine *e)
 	free_retired(e);
 	moe_memory_free_all(e);
 	moe_topology_unload(&e->topology);
+	moe_start_free(e);
 	pthread_mutex_destroy(&e->lock);
 	pthread_mutex_destroy(&e->idle_lock);
 	pthread_mutex_destroy(&e->memory_lock);
@@ -118,11 +123,7 @@ static enum moe_status open_engine(const struct moe_engine_params *p, struct moe
 
 	if (!e)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for the engine");
-	init_lock(&e->lock);
-	pthread_mutex_init(&e->idle_lock, NULL);
-	pthread_mutex_init(&e->memory_lock, NULL);
-	pthread_mutex_init(&e->host_lock, NULL);
-	pthread_cond_init(&e->idle_changed, NULL);
+	init_locks(e);
 	e->params = *p;
 	e->params.part_specs = NULL;
 	e->pid = getpid();
@@ -141,6 +142,7 @@ static enum moe_status open_engine(const struct moe_engine_params *p, struct moe
 	MOE_TRY_GOTO(moe_starpu_start(e, workers), st, fail);
 	started = true;
 	MOE_TRY_GOTO(moe_parts_make(e, p), st, fail);
+	MOE_TRY_GOTO(moe_start_make(e), st, fail);
 	moe_lanes_start(e);
 	for (int w = 0; w < e->n_workers; w++) {
 		e->workers[w].engine = e;
@@ -207,11 +209,7 @@ enum moe_status moe_engine_open_dry(int parts, int workers, struct moe_engine **
 		return moe_fail(MOE_ERR_ARG, "%d parts, %d workers; 1 to %d parts are possible",
 				parts, workers, MOE_MAX_PARTS);
 	}
-	init_lock(&e->lock);
-	pthread_mutex_init(&e->idle_lock, NULL);
-	pthread_mutex_init(&e->memory_lock, NULL);
-	pthread_mutex_init(&e->host_lock, NULL);
-	pthread_cond_init(&e->idle_changed, NULL);
+	init_locks(e);
 	pthread_mutex_lock(&singleton_lock);
 	if (singleton && singleton->isa)
 		e->isa = moe_strdup(singleton->isa);
@@ -370,8 +368,7 @@ enum moe_status moe_engine_observe(struct moe_engine *e, const struct moe_observ
 	return st;
 }
 
-/* Under e->lock. Running tasks keep what they have: it is given back when nothing is outstanding.
- */
+/* Under e->lock. Running tasks keep what they have: it is given back when nothing is outstanding. */
 static enum moe_status grow_scratch(struct moe_engine *e, size_t bytes)
 {
 	void **grown;

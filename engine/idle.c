@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* When the workers run: the pause rule (design: one count, one pauser), holding, waiting, tickets.
- */
+/* When the workers run: the pause rule (one count, one pauser), holding, waiting, tickets. */
+#include "engine/deadline.h"
 #include "engine/internal.h"
 #include "engine/trace_format.h"
 
 #include <errno.h>
-#include <time.h>
 
 /* Brings StarPU's pause in line with what is wanted. Under idle_lock. */
 void moe_idle_apply_pause(struct moe_engine *e)
@@ -58,15 +57,9 @@ void *moe_idle_main(void *arg)
 			continue;
 		}
 		if (e->params.idle_spin_us > 0) {
-			struct timespec until;
-			int rc;
+			struct timespec until = moe_deadline((int64_t)e->params.idle_spin_us * 1000);
+			int rc = pthread_cond_timedwait(&e->idle_changed, &e->idle_lock, &until);
 
-			clock_gettime(CLOCK_REALTIME, &until);
-			until.tv_nsec += (long)e->params.idle_spin_us % 1000000 * 1000;
-			until.tv_sec +=
-				e->params.idle_spin_us / 1000000 + until.tv_nsec / 1000000000;
-			until.tv_nsec %= 1000000000;
-			rc = pthread_cond_timedwait(&e->idle_changed, &e->idle_lock, &until);
 			if (rc != ETIMEDOUT || e->closing || must_run(e))
 				continue;
 		}

@@ -28,7 +28,6 @@ struct moe_topology {
 	int nodes, cpus; /* NUMA nodes; cores that this process may use */
 };
 
-/* One placed allocation. */
 /* One piece of memory with a home (memory.c); the list is under memory_lock. */
 struct moe_block_header {
 	struct moe_block_header *next, **link;
@@ -45,6 +44,14 @@ struct moe_worker_clock {
 	atomic_llong busy, idle[MOE_IDLE_CAUSES];
 	int64_t last_end; /* of its last task; 0: none yet */
 	char apart[64];	  /* from the next worker's */
+};
+
+/* start.c; under lock */
+struct moe_start {
+	int *cpu, *part; /* per worker; cpu -1: not bound */
+	/* per worker: all workers but it, and its part's but it */
+	uint32_t (*others)[2][MOE_MASK_WORDS];
+	int worker, left; /* whose core the submitter is on; tasks that keep away from it */
 };
 
 /* Predecessors of the task that is being submitted. */
@@ -69,6 +76,7 @@ struct moe_engine {
 		unsigned next;
 	} lanes[MOE_MAX_PARTS];
 	int min_priority, max_priority;
+	struct moe_start start;
 
 	pthread_mutex_t lock; /* submission, tensors; error-checking: see moe_engine_lock */
 	bool submitting;
@@ -168,6 +176,12 @@ bool moe_engine_policy_obeys_masks(const char *policy);
 enum moe_status moe_parts_from_specs(const struct moe_engine *e, const struct moe_part_spec *specs,
 				     struct moe_part *parts);
 enum moe_status moe_parts_make(struct moe_engine *e, const struct moe_engine_params *params);
+/* start.c: a graph's first tasks keep away from the worker whose core the submitting thread has */
+enum moe_status moe_start_make(struct moe_engine *e);
+void moe_start_free(struct moe_engine *e);
+void moe_start_begin(struct moe_engine *e);
+/* The mask for the next task of `part` (-1: any); NULL: no more than its part's. Owned by the engine. */
+uint32_t *moe_start_mask(struct moe_engine *e, int part);
 /* starpu_start.c: *workers 0 becomes the number to start */
 enum moe_status moe_starpu_check_policy(const char *policy);
 enum moe_status moe_starpu_check_workers(int workers);
@@ -177,7 +191,7 @@ enum moe_status moe_starpu_start(struct moe_engine *e, int workers);
 struct moe_interval {
 	int64_t start, stop, cpu_start, cpu_stop;
 };
-/* recorder.c; e->recorder is not NULL for the first two */
+/* ---- recorder.c; e->recorder is not NULL for the first two ---- */
 /* The task e->next_task with its dependencies in e->deps; under e->lock. */
 void moe_recorder_submitted(struct moe_engine *e, const struct moe_tag *tag, int64_t submit);
 void moe_recorder_executed(struct moe_recorder *rec, const struct moe_record *r, const struct moe_worker *w,
@@ -186,7 +200,7 @@ void moe_recorder_executed(struct moe_recorder *rec, const struct moe_record *r,
 int64_t moe_recorder_begin(struct moe_recorder *rec, int worker);
 /* An interval of a thread that runs no task; kind: enum moe_mxt_host. Nothing without a trace. */
 void moe_recorder_host(struct moe_engine *e, int kind, int64_t begin, int64_t end);
-/* clock.c */
+/* ---- clock.c ---- */
 int64_t moe_now_ns(void);
 int64_t moe_thread_cpu_ns(void);
 /* A worker begins a task: what it waited for since its last one. Its end. */

@@ -75,9 +75,8 @@ double moe_machine_clock_guess(void)
 /* ---- guesses ---- */
 
 /*
- * Share of the peak by rows. Packed kernels: notes/kernels.md 2, own kernels warm, the least of
- * four shapes. sgemm: the same, OpenBLAS with bf16 expanded in each call, against 32 flop per
- * cycle.
+ * Share of the peak by rows, measured on a Zen 4 core with weights in cache: the least of four shapes. sgemm: OpenBLAS
+ * with bf16 expanded in each call, against 32 flop per cycle.
  */
 static const double packed_share[MOE_GEMM_DIRECTIONS][MOE_RATE_POINTS] = {
 	{ .30, .60, .90, .96, .97, .97, .97, .96, .96 },
@@ -114,7 +113,7 @@ void moe_rates_defaults(const char *isa, double clock_ghz, struct moe_rates *out
 		for (int i = 0; i < MOE_RATE_POINTS; i++)
 			out->gemm_gflops[d][i] =
 				tables[at].flops_per_cycle * clock_ghz * tables[at].share[d][i];
-	out->pack_gbps = 10; /* just below memcpy: notes/kernels.md 2 */
+	out->pack_gbps = 10; /* measured: just below memcpy */
 }
 
 void moe_machine_defaults(const char *isa, double clock_ghz, int cpus, struct moe_machine *out)
@@ -123,11 +122,11 @@ void moe_machine_defaults(const char *isa, double clock_ghz, int cpus, struct mo
 	moe_machine_cpu(out->cpu, sizeof out->cpu);
 	out->cpus = out->workers = MOE_MAX(cpus, 1);
 	out->clock_ghz = clock_ghz;
-	/* notes/kernels.md 1: 29-32 alone; 47-57 for two, 460 for 96 cores of a server */
+	/* measured: 29-32 for one Zen 4 core, 47-57 for two; 460 for 96 cores of a server */
 	out->read_gbps = 25;
 	out->read_all_gbps = cpus > 1 ? MOE_MAX(1.6 * out->read_gbps, 4.8 * cpus) : out->read_gbps;
 	out->copy_gbps = 12.5;
-	/* notes/layer.md 2.1, in a graph whose tasks stream megabytes; design.md 3 */
+	/* measured in a graph whose tasks stream megabytes, on one and on two workers */
 	out->task_us = 6;
 	out->task_all_us = cpus > 1 ? 11 : 6;
 	out->submit_us = 6;
@@ -136,8 +135,7 @@ void moe_machine_defaults(const char *isa, double clock_ghz, int cpus, struct mo
 
 /* ---- the process's ---- */
 
-/* Readers hold plain pointers: what was selected once stays. Few differ, so equal ones are shared.
- */
+/* Readers hold plain pointers: what was selected once stays. Few differ, so equal ones are shared. */
 struct kept {
 	struct moe_machine machine;
 	struct kept *next;

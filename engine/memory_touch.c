@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* First touch of memory ahead of the work that would otherwise pay for it, by the threads of its
- * node. */
+/* First touch of memory ahead of the work that would otherwise pay for it, by the threads of its node. */
 #include "engine/internal.h"
 
 #include <stdatomic.h>

@@ -2,7 +2,9 @@
 /* Which workers and which NUMA node each part has. */
 #include "engine/internal.h"
 
-/* Policies under which a worker mask was seen to hold on 1.3.10 and 1.4 (notes/starpu.md 1.2). */
+#define MAX_NODES 1024 /* Linux numbers no more */
+
+/* Policies under which a worker mask was seen to hold on StarPU 1.3.10 and 1.4. */
 static const char *const mask_policies[] = { "eager",  "prio", "lws",  "ws",
 					     "random", "dm",   "dmda", "dmdas" };
 
@@ -70,14 +72,14 @@ int moe_engine_worker_cpu(const struct moe_engine *e, int worker)
  */
 static void parts_from_topology(struct moe_engine *e)
 {
-	int node_rank[1024], used = 0;
+	int node_rank[MAX_NODES], used = 0;
 
-	for (int i = 0; i < 1024; i++)
+	for (int i = 0; i < MAX_NODES; i++)
 		node_rank[i] = -1;
 	for (int w = 0; w < e->n_workers; w++) {
 		int node = moe_engine_worker_node(e, w);
 
-		if (node < 1024 && node_rank[node] < 0)
+		if (node < MAX_NODES && node_rank[node] < 0)
 			node_rank[node] = used++;
 	}
 	for (int p = 0; p < e->n_parts; p++)
@@ -104,12 +106,12 @@ static void parts_from_topology(struct moe_engine *e)
 enum moe_status moe_parts_make(struct moe_engine *e, const struct moe_engine_params *params)
 {
 	int nodes_with_workers = 0;
-	uint64_t seen[16] = { 0 };
+	uint64_t seen[MAX_NODES / 64] = { 0 };
 
 	for (int w = 0; w < e->n_workers; w++) {
 		int node = moe_engine_worker_node(e, w);
 
-		if (node < 1024 && !(seen[node / 64] >> (node % 64) & 1)) {
+		if (node < MAX_NODES && !(seen[node / 64] >> (node % 64) & 1)) {
 			seen[node / 64] |= 1ull << (node % 64);
 			nodes_with_workers++;
 		}

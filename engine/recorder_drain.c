@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The background thread: empties the rings into tables, packs and writes them. */
+#include "engine/available.h"
+#include "engine/deadline.h"
 #include "engine/recorder.h"
-
-#include <errno.h>
-#include <stdio.h>
-#include <time.h>
-#include <unistd.h>
 
 #define MS ((int64_t)1000000)
 #define WAKE_NS (20 * MS)
@@ -204,18 +201,6 @@ static void sample(const char *purpose, int part, size_t bytes, void *user)
 	s->item[i].bytes += bytes;
 }
 
-static size_t rss_bytes(void)
-{
-	FILE *f = fopen("/proc/self/statm", "r");
-	long pages = 0;
-
-	if (f && fscanf(f, "%*s %ld", &pages) != 1)
-		pages = 0;
-	if (f)
-		fclose(f);
-	return (size_t)pages * (size_t)sysconf(_SC_PAGESIZE);
-}
-
 /* Index of a name in the chunk's list, which is small: each once. */
 static int64_t name_index(struct moe_mxt_table *t, int column, const char *name)
 {
@@ -247,7 +232,7 @@ static void sample_memory(struct moe_recorder *rec, int64_t now)
 	struct samples s = { 0 };
 	uint64_t changes = atomic_load(&rec->engine->memory_changes);
 
-	sample("rss", -1, rss_bytes(), &s);
+	sample("rss", -1, moe_memory_resident(), &s);
 	if (changes != rec->memory_changes || !rec->sampled)
 		moe_memory_visit(rec->engine, sample, &s);
 	rec->memory_changes = changes;
@@ -351,13 +336,9 @@ static void drain_all(struct moe_recorder *rec)
 /* false: the trace is over. */
 static bool nap(struct moe_recorder *rec)
 {
-	struct timespec until;
+	struct timespec until = moe_deadline(WAKE_NS);
 	bool stop;
 
-	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_nsec += WAKE_NS;
-	until.tv_sec += until.tv_nsec / 1000000000;
-	until.tv_nsec %= 1000000000;
 	pthread_mutex_lock(&rec->lock);
 	if (!rec->stop)
 		pthread_cond_timedwait(&rec->wake, &rec->lock, &until);

@@ -3,7 +3,6 @@
 #include "engine/internal.h"
 
 #include <cblas.h>
-#include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>

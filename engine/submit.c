@@ -3,8 +3,9 @@
 #include "engine/internal.h"
 #include "engine/trace_format.h"
 
-#include <stdio.h>
 #include <stdlib.h>
+
+#define UNKNOWN_US 10.0 /* of kinds without a cost model: they do little beside being a task */
 
 enum moe_status moe_submit_begin(struct moe_engine *e)
 {
@@ -21,6 +22,7 @@ enum moe_status moe_submit_begin(struct moe_engine *e)
 	e->submitting = true; /* from here on the idle thread keeps its hands off */
 	pthread_mutex_unlock(&e->idle_lock);
 	moe_engine_resume(e);
+	moe_start_begin(e);
 	e->submit_begin = e->recorder ? moe_now_ns() : 0;
 	return MOE_OK;
 }
@@ -41,8 +43,7 @@ void moe_submit_end(struct moe_engine *e)
 	pthread_mutex_unlock(&e->lock);
 }
 
-/* Tells the observer and the trace what has run. */
-static void tell(struct moe_record *r, const struct moe_worker *worker, const struct moe_interval *ran)
+static void tell_observer(struct moe_record *r, const struct moe_worker *worker, const struct moe_interval *ran)
 {
 	struct moe_engine *e = r->engine;
 	struct moe_task_event event = { .id = r->id,
@@ -84,7 +85,7 @@ void moe_codelet_body(void *buffers[], void *arg)
 	ran.cpu_stop = moe_thread_cpu_ns();
 	if (rec)
 		moe_recorder_executed(rec, r, &worker, &ran);
-	tell(r, &worker, &ran);
+	tell_observer(r, &worker, &ran);
 }
 
 /* StarPU calls it when the task's last dependency has ended, before it is scheduled. */
@@ -116,7 +117,7 @@ double moe_codelet_predict(struct starpu_task *task, struct starpu_perfmodel_arc
 
 	(void)arch, (void)n;
 	if (!r || !r->codelet->cost_us)
-		return 10.0;
+		return UNKNOWN_US;
 	return r->codelet->cost_us(r->args);
 }
 
@@ -221,9 +222,11 @@ static struct moe_record *make_record(struct moe_engine *e, const struct moe_tas
 
 static void set_mask(struct moe_engine *e, struct starpu_task *t, int part)
 {
+	t->workerids = moe_start_mask(e, part);
+	t->workerids_len = t->workerids ? MOE_MASK_WORDS : 0;
 	/* strict parts only; with one part or all workers a mask would say nothing */
 	if (part < 0 || e->n_parts == 1 || e->params.placement != MOE_PLACEMENT_STRICT ||
-	    e->parts[part].n_workers == e->n_workers)
+	    e->parts[part].n_workers == e->n_workers || t->workerids)
 		return;
 	t->workerids = e->parts[part].mask;
 	t->workerids_len = MOE_MASK_WORDS;

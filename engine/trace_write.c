@@ -52,8 +52,7 @@ bool moe_mxt_create(struct moe_mxt_writer *w, const char *path)
 	return true;
 }
 
-/* Head and payload in one buffer and one write: a crash leaves a whole chunk or a tail that is cut
- * off. */
+/* Head and payload in one buffer and one write: a crash leaves a whole chunk or a tail that is cut off. */
 static bool write_chunk(struct moe_mxt_writer *w, const struct moe_mxt_head *h,
 			const uint8_t *payload)
 {

@@ -11,15 +11,10 @@
 #define WORTH_MEMORY 0.98
 /* What a second copy of all weights must gain; a smaller one in proportion. */
 #define PRICE_OF_WEIGHTS 0.10
-/* Idle share of a pipelined backward that late work can fill (notes/layer.md 1: 2-3 %). */
+/* Idle share of a pipelined backward that late work can fill (measured: 2-3 %). */
 #define IDLE_SHARE 0.02
 
 static const char *const names[MOE_BACKWARD_MODES] = { "direct", "shared", "resident" };
-
-const char *moe_backward_mode_name(enum moe_backward_mode mode)
-{
-	return (unsigned)mode < MOE_BACKWARD_MODES ? names[mode] : "?";
-}
 
 enum moe_status moe_backward_mode_parse(const char *text, enum moe_backward_mode *mode, int *ring)
 {

@@ -38,8 +38,6 @@ struct moe_backward_choice {
 	struct moe_backward_cost cost[MOE_BACKWARD_MODES];
 };
 
-/* "direct", "shared", "resident". */
-const char *moe_backward_mode_name(enum moe_backward_mode mode);
 /* "direct", "shared:2", "resident"; *ring only of shared (without a number: 2). MOE_ERR_CONFIG. */
 enum moe_status moe_backward_mode_parse(const char *text, enum moe_backward_mode *mode, int *ring);
 

@@ -38,19 +38,24 @@ double moe_load_expert_us(const struct moe_load *l, const struct moe_machine *m)
 	return us / 4 * moe_load_active(l) / l->E;
 }
 
+/* With fewer, workers would go without. */
+static int least_groups(const struct moe_load *l)
+{
+	return MOE_TASKS_PER_WORKER / 2 * MOE_MAX(l->workers, 1);
+}
+
 int moe_group_size_choose(const struct moe_load *l, const struct moe_machine *m)
 {
 	double middle = 0.5 * (MOE_TASK_LEAST_US + MOE_TASK_BETTER_US);
 	double us = moe_load_expert_us(l, m), size = us > 0 ? round(middle / us) : l->E;
-	int groups = MOE_TASKS_PER_WORKER / 2 * MOE_MAX(l->workers, 1);
-	int most = MOE_MAX(1, (int)((int64_t)l->E * l->P / groups));
+	int most = MOE_MAX(1, (int)((int64_t)l->E * l->P / least_groups(l)));
 
 	return (int)MOE_MIN(MOE_MAX(size, 1.0), (double)MOE_MIN(most, l->E));
 }
 
 /*
- * Slicing pays only where groups with work are few (measured: notes/layer.md 2.2), and each slice
- * of a group without rows costs a task.
+ * Slicing pays only where groups with work are fewer than about 8 per worker (measured: 2 slices of each of 128 experts
+ * made a layer 2 % slower), and each slice of a group without rows costs a task.
  */
 static int choose_slices(const struct moe_load *l, const struct moe_machine *m, int G)
 {
@@ -60,6 +65,17 @@ static int choose_slices(const struct moe_load *l, const struct moe_machine *m, 
 	int want = groups >= tasks ? 1 : (int)ceil(tasks / groups);
 
 	return MOE_MAX(1, MOE_MIN(want, (int)(group_us / MOE_TASK_LEAST_US)));
+}
+
+/* A group's lora_grad is short, and only the update waits for it: one serves several groups, if it can name their tensors. */
+static int choose_lora_groups(const struct moe_load *l, const struct moe_machine *own, int G, int slices_i)
+{
+	double us = moe_cost_gemm_us(own, MOE_GEMM_FORWARD, moe_load_rows(l), l->lora_rows, l->H, 2 * sizeof(float)) *
+		    moe_load_active(l) / MOE_MAX(G, 1);
+	int want = us > 0 ? (int)MOE_MIN(MOE_FILL_US / us, (double)G) : 1;
+	int named = (MOE_MAX_TASK_HANDLES - 3) / (l->P * slices_i + 1);
+
+	return MOE_MAX(1, MOE_MIN(MOE_MIN(want, named), G / least_groups(l)));
 }
 
 struct moe_cut moe_cut_for(const struct moe_load *l, const struct moe_machine *m, int G,
@@ -73,15 +89,18 @@ struct moe_cut moe_cut_for(const struct moe_load *l, const struct moe_machine *m
 
 	/* lora_grad and update name all slices of a group, next to a few other tensors */
 	chunks_i = MOE_MIN(chunks_i, MOE_MAX(1, (MOE_MAX_TASK_HANDLES - 8) / l->P));
+	slices_i = MOE_MIN(slices_i ? slices_i : want, chunks_i);
 	return (struct moe_cut){
-		.slices_i = MOE_MIN(slices_i ? slices_i : want, chunks_i),
+		.slices_i = slices_i,
 		.slices_h = MOE_MIN(slices_h ? slices_h : want, chunks_h),
 		.combine_blocks = (int)MOE_MIN(MOE_MAX(combine_us / MOE_TASK_LEAST_US, 1.0),
 					       (double)chunks_h),
+		.lora_groups = choose_lora_groups(l, &own, G, slices_i),
+		.last_groups = MOE_MIN(G, 1 + 2 * own.workers / l->P),
 	};
 }
 
-struct moe_load moe_load_of(const struct moe_experts *l, int T, int W)
+static struct moe_load load_of(const struct moe_experts *l, int T, int W)
 {
 	const struct moe_weight *gate = l->part[0].gate;
 
@@ -94,12 +113,13 @@ struct moe_load moe_load_of(const struct moe_experts *l, int T, int W)
 		.T = T,
 		.workers = W,
 		.weight_bytes = gate ? moe_weight_bytes_each(gate) : 0,
+		.lora_rows = l->r ? l->ra + l->r : 0,
 	};
 }
 
 struct moe_cut moe_cut_choose(const struct moe_experts *l, int T, int W, int slices_i, int slices_h)
 {
-	struct moe_load load = moe_load_of(l, T, W);
+	struct moe_load load = load_of(l, T, W);
 
 	return moe_cut_for(&load, moe_machine(), l->G, slices_i, slices_h);
 }

@@ -12,11 +12,14 @@
 #define MOE_TASK_LEAST_US 500.0 /* a task below costs more than 1-2 % in overhead */
 #define MOE_TASK_BETTER_US 1000.0
 #define MOE_TASKS_PER_WORKER 8 /* from here on slices gain nothing */
+#define MOE_FILL_US 250.0 /* a task that fills gaps: larger ones stick out at the end */
 
 struct moe_cut {
 	int slices_i,
 		slices_h;   /* tasks per group over I (gate_up, down_bwd) and over H (down, ...) */
 	int combine_blocks; /* tasks per part over H */
+	int lora_groups;    /* groups of one owner that a lora_grad serves */
+	int last_groups;    /* of each part: their down gives way to every gate_up */
 };
 
 /* A layer's experts and the micro-batch that is expected. */
@@ -25,6 +28,7 @@ struct moe_load {
 	int64_t I; /* of all parts */
 	int T, workers;
 	double weight_bytes; /* of one packed weight; 0: 2 */
+	int lora_rows;	     /* of H: A of gate and up, B of down; 0: no LoRA */
 };
 
 /* Experts that T tokens reach, if every choice is equally likely. */
@@ -45,7 +49,6 @@ int moe_group_size_choose(const struct moe_load *l, const struct moe_machine *m)
 struct moe_cut moe_cut_for(const struct moe_load *l, const struct moe_machine *m, int G,
 			   int slices_i, int slices_h);
 /* The same for a layer, T tokens and W workers, with the process's machine. */
-struct moe_load moe_load_of(const struct moe_experts *l, int T, int W);
 struct moe_cut moe_cut_choose(const struct moe_experts *l, int T, int W, int slices_i,
 			      int slices_h);
 

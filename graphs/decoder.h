@@ -195,8 +195,6 @@ static inline bool moe_decoder_recomputes(const struct moe_decoder_slot *s, int 
 /* One layer from x to x_mid and xn. */
 enum moe_status moe_decoder_submit_attention(const struct moe_context *c, struct moe_decoder_pass *p,
 					     int layer);
-/* The same in the backward, and the hidden rows of its MLP, for layers that recompute. */
-enum moe_status moe_decoder_submit_again(const struct moe_context *c, struct moe_decoder_pass *p, int layer);
 /* Most blocks of rows that the LM head cuts the rows of so many token blocks into. */
 int moe_decoder_row_blocks(int token_blocks);
 bool moe_decoder_trains(const struct moe_decoder_layer *l, int linear);

@@ -216,8 +216,11 @@ static bool still_there(const struct moe_decoder_slot *s, int layer)
 	return true;
 }
 
-/* The set may be overwritten when nothing reads the layer that was in it last; then its readers wait for all of it. */
-enum moe_status moe_decoder_submit_again(const struct moe_context *c, struct moe_decoder_pass *p, int layer)
+/*
+ * x_mid, xn and the hidden rows of the MLP of a layer that recomputes. The set may be overwritten when nothing reads the
+ * layer that was in it last; then its readers wait for all of it.
+ */
+static enum moe_status submit_again(const struct moe_context *c, struct moe_decoder_pass *p, int layer)
 {
 	const struct moe_decoder_layer *l = &p->decoder->layers[layer];
 	struct moe_decoder_slot *s = p->slot;
@@ -282,7 +285,7 @@ enum moe_status moe_graph_decoder_backward(const struct moe_context *c, struct m
 			   moe_decoder_trains(layer, MOE_ATTN_V);
 
 		if (moe_decoder_recomputes(s, l))
-			MOE_TRY(moe_decoder_submit_again(&lc, p, l));
+			MOE_TRY(submit_again(&lc, p, l));
 		MOE_TRY(submit_ffn_bwd(&lc, p, l, first));
 		if (below || qkv)
 			MOE_TRY(submit_attention_path(&lc, p, l, below));

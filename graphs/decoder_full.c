@@ -96,13 +96,6 @@ int64_t moe_full_slices(const struct moe_decoder *d)
 	return n;
 }
 
-int64_t moe_full_handles(const struct moe_decoder *d)
-{
-	int64_t n = moe_full_slices(d);
-
-	return n ? n + 2 * d->embed.n_chunks + d->embed.n_chunks / 50 + 2 + MOE_FULL_NORMS : 0;
-}
-
 enum moe_status moe_full_tensors_create(struct moe_engine *e, const struct moe_decoder *d,
 					struct moe_decoder_tensors *t)
 {
@@ -187,8 +180,7 @@ static const float *linear_dy(const struct layer_pass *a, int linear)
 	return dy[linear];
 }
 
-/* Gradients come late: they hold what was written for them, and the users of the rings they read.
- */
+/* Gradients come late: they hold what was written for them, and the users of the rings they read. */
 static enum moe_status submit_vector(const struct moe_context *c, const struct layer_pass *a,
 				     int array, const float *row, int rows,
 				     struct moe_tensor *users)

@@ -49,14 +49,14 @@ static void tensor(struct maker *m, const char *name, struct moe_tensor **out)
 
 static void join(struct maker *m, const char *name, int n, struct moe_join *out)
 {
-	m->handles += 1 + n / 50;
+	m->handles += moe_join_tensors(n);
 	if (m->e && m->st == MOE_OK)
 		m->st = moe_join_create(m->e, name, n, out);
 }
 
 static void span(struct maker *m, const char *name, int n, struct moe_span *out)
 {
-	m->handles += n > MOE_SPAN_MAX ? n / 6 : 0;
+	m->handles += n > MOE_SPAN_MAX ? n / 6 : 0; /* one for each 8 of a level */
 	if (m->e && m->st == MOE_OK)
 		m->st = moe_span_create(m->e, name, n, out);
 }
@@ -326,8 +326,7 @@ static void make_head(struct maker *m, struct moe_decoder_slot *s)
 
 		h->state.hn = rows(m, MOE_TOKEN_BLOCK, d->H);
 		h->state.logits = rows(m, MOE_TOKEN_BLOCK, d->V);
-		/* a chunk's rows lie on every page of it: the first task would take all its page
-		 * faults */
+		/* a chunk's rows lie on every page of it: the first task would take all its page faults */
 		if (h->state.logits && !moe_engine_is_dry(m->e))
 			memset(h->state.logits, 0,
 			       (size_t)MOE_TOKEN_BLOCK * (size_t)d->V * sizeof(float));
@@ -413,7 +412,7 @@ enum moe_status moe_decoder_slot_create(struct moe_engine *e, const struct moe_d
 
 size_t moe_decoder_slot_bytes(const struct moe_decoder *d, int lowest, int T_max)
 {
-	struct moe_cut cut = { 1, 1, 1 };
+	struct moe_cut cut = { .slices_i = 1, .slices_h = 1, .combine_blocks = 1, .lora_groups = 1 };
 	struct moe_decoder_slot s;
 	struct maker m = { .st = MOE_OK };
 

@@ -148,31 +148,14 @@ void moe_decoder_tensors_destroy(struct moe_engine *e, struct moe_decoder_tensor
 	memset(t, 0, sizeof *t);
 }
 
-static struct moe_update_args linear_update(const struct moe_linear *l)
+/* Of a matrix's LoRA. */
+static struct moe_update_args update_of(const struct moe_param *a, const struct moe_param *b)
 {
-	struct moe_update_args a = { .n = 2 };
+	struct moe_update_args args = { .n = 2 };
 
-	a.range[0] = (struct moe_range){ &l->lora_a, 0, 1 };
-	a.range[1] = (struct moe_range){ &l->lora_b, 0, 1 };
-	return a;
-}
-
-static struct moe_update_args ffn_update(const struct moe_matrix_lora *l)
-{
-	struct moe_update_args a = { .n = 2 };
-
-	a.range[0] = (struct moe_range){ &l->a, 0, 1 };
-	a.range[1] = (struct moe_range){ &l->b, 0, 1 };
-	return a;
-}
-
-static struct moe_update_args router_update(const struct moe_experts *l)
-{
-	struct moe_update_args a = { .n = 2 };
-
-	a.range[0] = (struct moe_range){ &l->router_lora->a, 0, 1 };
-	a.range[1] = (struct moe_range){ &l->router_lora->b, 0, 1 };
-	return a;
+	args.range[0] = (struct moe_range){ a, 0, 1 };
+	args.range[1] = (struct moe_range){ b, 0, 1 };
+	return args;
 }
 
 /* The gradients of the routers' A and B, once those of their weights are complete. */
@@ -195,7 +178,7 @@ static enum moe_status update_router(const struct moe_context *c, const struct m
 				     struct moe_layer_tensors *lt, const struct moe_decoder_step *o,
 				     struct moe_tensor *norm_ready)
 {
-	struct moe_update_args a = router_update(l->experts);
+	struct moe_update_args a = update_of(&l->experts->router_lora->a, &l->experts->router_lora->b);
 
 	a.adamw = o->adamw;
 	a.norm = o->norm;
@@ -214,7 +197,7 @@ static enum moe_status norm_of_ffn(const struct moe_context *c, const struct moe
 
 		if (!trains_ffn(l, j))
 			continue;
-		a = ffn_update(&l->ffn->lora[j]);
+		a = update_of(&l->ffn->lora[j].a, &l->ffn->lora[j].b);
 		a.squares[0] = (*squares)++;
 		a.squares[1] = (*squares)++;
 		MOE_TRY(moe_task_grad_norm(c, &a, MOE_FFN_TAG + j, -1, &grad[j], 1,
@@ -232,7 +215,7 @@ static enum moe_status update_ffn(const struct moe_context *c, const struct moe_
 
 		if (!trains_ffn(l, j))
 			continue;
-		a = ffn_update(&l->ffn->lora[j]);
+		a = update_of(&l->ffn->lora[j].a, &l->ffn->lora[j].b);
 		a.adamw = o->adamw;
 		a.norm = o->norm;
 		MOE_TRY(moe_task_update(c, &a, MOE_FFN_TAG + j, -1, &grad[j], 1,
@@ -279,7 +262,7 @@ static enum moe_status submit_norm(const struct moe_context *c, const struct moe
 		if (trains_whole_router(l))
 			MOE_TRY(norm_of_router(&lc, l, t, i, rest++));
 		if (trains_router(l)) {
-			struct moe_update_args a = router_update(l->experts);
+			struct moe_update_args a = update_of(&l->experts->router_lora->a, &l->experts->router_lora->b);
 
 			a.squares[0] = rest++;
 			a.squares[1] = rest++;
@@ -288,7 +271,7 @@ static enum moe_status submit_norm(const struct moe_context *c, const struct moe
 		}
 		MOE_TRY(norm_of_ffn(&lc, l, t->ffn_grad[i], t->norm, &rest));
 		for (int j = 0; j < MOE_ATTN_LINEARS; j++) {
-			struct moe_update_args a = linear_update(&l->linear[j]);
+			struct moe_update_args a = update_of(&l->linear[j].lora_a, &l->linear[j].lora_b);
 
 			if (!moe_decoder_trains(l, j))
 				continue;
@@ -326,7 +309,7 @@ enum moe_status moe_graph_decoder_update(const struct moe_context *c, const stru
 
 		lc.layer = i;
 		for (int j = 0; j < MOE_ATTN_LINEARS; j++) {
-			struct moe_update_args a = linear_update(&l->linear[j]);
+			struct moe_update_args a = update_of(&l->linear[j].lora_a, &l->linear[j].lora_b);
 			int at = i * MOE_ATTN_LINEARS + j;
 
 			if (!moe_decoder_trains(l, j))

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of MoE layers: weights, LoRA, gradients, moments. Activations: graphs/moe_activations.c.
- */
+/* Memory of MoE layers: weights, LoRA, gradients, moments. Activations: graphs/moe_activations.c. */
 #include "graphs/moe_state.h"
 
 #include "graphs/trained.h"
@@ -220,17 +219,21 @@ static void weights_alloc(struct moe_engine *e, struct moe_experts *l,
 	place(part, l->E, base, &b);
 }
 
+static void describe_matrix(struct moe_experts *l, enum moe_expert_matrix which, const struct moe_coding *coding)
+{
+	struct moe_quantised q = { .coding = *coding, .rows = coding->rows };
+
+	q.n = which == MOE_DOWN ? l->H : l->I;
+	q.k = which == MOE_DOWN ? l->I : l->H;
+	for (int i = 0; i < l->E; i++)
+		for (int p = 0; p < l->P; p++)
+			moe_experts_pack_coded(l, which, i, p, &q, 0, 1);
+}
+
 static void describe_coded(struct moe_experts *l, const struct moe_coding *coding)
 {
-	for (int i = 0; i < MOE_EXPERT_MATRICES * l->E; i++) {
-		enum moe_expert_matrix which = (enum moe_expert_matrix)(i % MOE_EXPERT_MATRICES);
-		struct moe_quantised q = { .coding = coding[which], .rows = coding[which].rows };
-
-		q.n = which == MOE_DOWN ? l->H : l->I;
-		q.k = which == MOE_DOWN ? l->I : l->H;
-		for (int p = 0; p < l->P; p++)
-			moe_experts_pack_coded(l, which, i / MOE_EXPERT_MATRICES, p, &q, 0, 1);
-	}
+	for (int i = 0; i < MOE_EXPERT_MATRICES; i++)
+		describe_matrix(l, (enum moe_expert_matrix)i, &coding[i]);
 }
 
 enum moe_status moe_experts_take_coded(struct moe_engine *e, struct moe_experts *l, const struct moe_coding *coding)
@@ -255,6 +258,42 @@ enum moe_status moe_experts_take_coded(struct moe_engine *e, struct moe_experts 
 	if (st == MOE_OK)
 		describe_coded(l, coding);
 	return st;
+}
+
+enum moe_status moe_experts_take_matrix(struct moe_engine *e, struct moe_experts *l, enum moe_expert_matrix which,
+					const struct moe_coding *coding)
+{
+	struct moe_coding all[MOE_EXPERT_MATRICES] = { [MOE_GATE] = { .format = NULL } };
+	const struct moe_experts_shape s = { .E = l->E, .H = l->H, .I = l->I, .coding = all };
+	enum moe_status st = MOE_OK;
+
+	all[which] = *coding;
+	for (int p = 0; p < l->P; p++) {
+		struct moe_experts_part *part = &l->part[p];
+		struct moe_weight *w = matrices_of(part, which);
+		size_t bytes = one_matrix(&s, which, MOE_U8, which == MOE_DOWN ? l->H : part->I,
+					  which == MOE_DOWN ? part->I : l->H, which == MOE_DOWN ? part->i0 : 0);
+		char *base;
+
+		moe_memory_free(e, w[0].data);
+		base = moe_memory_take(e, (size_t)l->E * bytes, p, "weights", &st);
+		for (int i = 0; i < l->E; i++)
+			w[i].data = base ? base + (size_t)i * bytes : NULL;
+	}
+	if (st == MOE_OK)
+		describe_matrix(l, which, coding);
+	return st;
+}
+
+void moe_experts_drop_matrices(struct moe_engine *e, struct moe_experts *l)
+{
+	for (int i = 0; i < MOE_EXPERT_MATRICES * l->P; i++) {
+		struct moe_weight *w = matrices_of(&l->part[i / MOE_EXPERT_MATRICES],
+						   (enum moe_expert_matrix)(i % MOE_EXPERT_MATRICES));
+
+		moe_memory_free(e, w[0].data);
+		w[0].data = NULL;
+	}
 }
 
 static void part_alloc(struct moe_engine *e, struct moe_experts *l,
@@ -380,45 +419,4 @@ void moe_experts_free(struct moe_engine *e, struct moe_experts *l)
 	moe_free(l->group_first);
 	moe_free(l->tokens_seen);
 	memset(l, 0, sizeof *l);
-}
-
-static size_t packed_bytes(struct moe_param shape, const struct moe_experts_shape *s)
-{
-	count_packed(&shape, s->backward != MOE_BACKWARD_DIRECT);
-	return shape.packed_piece + shape.packed_t_piece;
-}
-
-struct moe_experts_bytes moe_experts_bytes(const struct moe_experts_shape *s, enum moe_dtype dtype,
-					   int P, int part)
-{
-	int64_t I = part_begin(s->I, P, part + 1) - part_begin(s->I, P, part), r = s->r;
-	struct moe_experts l = { .E = s->E, .H = s->H, .part[0].I = I };
-	int stack = s->share_a ? 1 : 2;
-	size_t E = (size_t)s->E, lora = E * (size_t)(r * 3 * I) * sizeof(float);
-	size_t packed = E * (2 * packed_bytes(shape_b(I, r, 1), s) + packed_bytes(shape_a(1, r, I), s));
-	struct moe_experts_bytes b = { 0 };
-
-	if (part == 0) {
-		lora += E * (size_t)(r * s->H * (stack + 1)) * sizeof(float);
-		packed += E * (packed_bytes(shape_a(stack, r, s->H), s) +
-			       packed_bytes(shape_b(s->H, r, 1), s));
-	}
-	b.weights = E * matrix_bytes(s, dtype, part_begin(s->I, P, part), I).all;
-	if (s->backward == MOE_BACKWARD_RESIDENT)
-		b.weights += moe_transposed_bytes(&l, dtype, 0);
-	b.lora = lora + packed;
-	if (s->trainable) {
-		b.gradients = lora;
-		b.moments = 2 * lora;
-	}
-	if (s->base_grads)
-		b.gradients += E * (size_t)(3 * I * s->H) * sizeof(float);
-	if (s->train_base) {
-		if (!s->own_masters)
-			b.weights += E * (size_t)(3 * I * s->H) * sizeof(float);
-		else if (s->coding)
-			b.weights += E * (2 * moe_matrix_bytes(MOE_BF16, I, s->H) + moe_matrix_bytes(MOE_BF16, s->H, I));
-		b.moments += 2 * E * (size_t)(3 * I * s->H) * sizeof(float);
-	}
-	return b;
 }

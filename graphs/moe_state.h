@@ -34,6 +34,13 @@ enum moe_status moe_experts_alloc(struct moe_engine *e, const struct moe_experts
 				  enum moe_dtype weight_dtype, struct moe_experts *l);
 /* Memory of quantised weights (coding as in the shape) where there is none yet, described. */
 enum moe_status moe_experts_take_coded(struct moe_engine *e, struct moe_experts *l, const struct moe_coding *coding);
+/*
+ * The same of one matrix of all experts of a frozen layer, which comes without the others: memory of its own, instead of
+ * what it had. moe_experts_drop_matrices frees it, before moe_experts_free.
+ */
+enum moe_status moe_experts_take_matrix(struct moe_engine *e, struct moe_experts *l, enum moe_expert_matrix which,
+					const struct moe_coding *coding);
+void moe_experts_drop_matrices(struct moe_engine *e, struct moe_experts *l);
 void moe_experts_free(struct moe_engine *e, struct moe_experts *l);
 /*
  * moe_touch.c: maps the pages of all gradients, or of all moments, of a layer and of what is trained of its shared expert
@@ -50,13 +57,6 @@ static inline size_t moe_matrix_bytes(enum moe_dtype dtype, int64_t n, int64_t k
 {
 	return (moe_kernels()->weight_bytes(dtype, n, k, MOE_USE_GEMM) + 63) & ~(size_t)63;
 }
-/* Bytes by purpose for one part; replicated LoRA counted in part 0. */
-struct moe_experts_bytes {
-	size_t weights, lora, gradients, moments;
-};
-struct moe_experts_bytes moe_experts_bytes(const struct moe_experts_shape *s, enum moe_dtype dtype,
-					   int P, int part);
-
 /* moe_values.c: packs one expert's matrix into all parts, and its resident copies. src [I, H] (gate, up) or [H, I] (down), contiguous, any
  * alignment, or NULL: the description only. Thread-safe for different experts. */
 void moe_experts_pack(struct moe_experts *l, enum moe_expert_matrix which, int expert,

@@ -13,7 +13,7 @@ int64_t moe_slot_tensors_count(int P, int G, int T_max, const struct moe_cut *cu
 	int64_t wide = MOE_MAX(pg * cut->slices_h, blocks);
 
 	return 1 + 4 * blocks + pg * (1 + 3 * cut->slices_i + cut->slices_h) +
-	       (int64_t)P * cut->combine_blocks + 9 + 9 * (wide / 50) + 1;
+	       (int64_t)P * cut->combine_blocks + 9 * moe_join_tensors(wide) + 1;
 }
 
 /* Where base weights are trained. */

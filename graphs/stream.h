@@ -48,6 +48,11 @@ struct moe_join {
 enum moe_status moe_join_create(struct moe_engine *e, const char *name, int max_inputs,
 				struct moe_join *j);
 void moe_join_destroy(struct moe_join *j);
+/* Tensors of a join, at most: for the memory plan. */
+static inline int64_t moe_join_tensors(int64_t max_inputs)
+{
+	return 1 + max_inputs / 50; /* one for each 60 inputs of a level */
+}
 /* out is written when all inputs are there and `also` (may be NULL) was held read-write. */
 enum moe_status moe_join_submit(const struct moe_context *c, struct moe_join *j,
 				struct moe_tensor *const *in, int n, struct moe_tensor *also);

@@ -104,11 +104,6 @@ void moe_trained_free(struct moe_engine *e, struct moe_trained *a)
 	*a = (struct moe_trained){ 0 };
 }
 
-size_t moe_trained_bytes_each(bool own)
-{
-	return (own ? 3 : 4) * sizeof(float);
-}
-
 enum moe_status moe_trained_tensors_create(struct moe_engine *e, struct moe_trained *array,
 					   struct moe_tensor *ready, struct moe_trained_tensors *t)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory and tensors of dense arrays that are trained whole (codelets/trained.h), and their tasks
- * per step. */
+/* Memory and tensors of dense arrays that are trained whole (codelets/trained.h), and their tasks per step. */
 #ifndef MOE_GRAPHS_TRAINED_H
 #define MOE_GRAPHS_TRAINED_H
 
 #include "graphs/stream.h"
 #include "tasks/trained_tasks.h"
+#include "tasks/update_tasks.h"
 
 /* Usual elements of a slice: a gradient of 1 MB stays in a core's cache over the token blocks. */
 #define MOE_SLICE_ELEMENTS ((int64_t)1 << 18)
@@ -28,8 +28,6 @@ struct moe_trained_shape {
 enum moe_status moe_trained_alloc(struct moe_engine *e, const struct moe_trained_shape *s,
 				  struct moe_trained *out);
 void moe_trained_free(struct moe_engine *e, struct moe_trained *a);
-/* Bytes of a trained parameter beside the packed weights: master, gradient, two moments. */
-size_t moe_trained_bytes_each(bool own);
 
 /* Tensors of one array. */
 struct moe_trained_tensors {

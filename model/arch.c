@@ -208,8 +208,7 @@ bool moe_arch_tensor_name(const struct moe_arch *arch, enum moe_role role, int l
 	if (variant < 0 || variant >= MOE_NAME_VARIANTS ||
 	    !moe_arch_tensor_shape(arch, role, layer, shape))
 		return false;
-	if (role >= MOE_ROLE_EXPERT_GATE && role <= MOE_ROLE_EXPERT_DOWN &&
-	    (expert < 0 || expert >= arch->n_experts))
+	if (moe_role_is_expert(role) && (expert < 0 || expert >= arch->n_experts))
 		return false;
 	names = own && own[role].names[0] ? own[role].names : roles[role].common.names;
 	if (!names[variant])
@@ -236,7 +235,7 @@ void moe_arch_count_params(const struct moe_arch *arch, struct moe_param_count *
 		int layers = roles[role].scope == SCOPE_MODEL ? 1 : arch->n_layers;
 
 		/* the fused roles stand for the per-expert ones */
-		if (role >= MOE_ROLE_EXPERT_GATE && role <= MOE_ROLE_EXPERT_DOWN)
+		if (moe_role_is_expert((enum moe_role)role))
 			continue;
 		for (int i = 0; i < layers; i++) {
 			int ndim = moe_arch_tensor_shape(arch, (enum moe_role)role, i, shape);

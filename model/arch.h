@@ -148,6 +148,11 @@ bool moe_arch_tensor_name(const struct moe_arch *arch, enum moe_role role, int l
 int moe_arch_moe_layers(const struct moe_arch *arch);
 void moe_arch_count_params(const struct moe_arch *arch, struct moe_param_count *out);
 const char *moe_role_name(enum moe_role role);
+/* One expert's matrix; the fused tensors of all experts (EXPERTS_*) are none. */
+static inline bool moe_role_is_expert(enum moe_role role)
+{
+	return role >= MOE_ROLE_EXPERT_GATE && role <= MOE_ROLE_EXPERT_DOWN;
+}
 const char *moe_param_group_name(enum moe_param_group group);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From config.json to struct moe_arch: what all architectures share. */
+#include "codelets/format.h"
 #include "model/arch_reader.h"
 #include "model/file.h"
 #include "model/readers/gguf.h"
@@ -205,7 +206,7 @@ static enum moe_status check_quantisation(const cJSON *config)
 		return MOE_OK;
 	MOE_TRY(moe_json_opt_text(q, "quant_method", &method));
 	MOE_TRY(moe_json_opt_text(q, "format", &format));
-	if (!is_one_of(method, methods, MOE_COUNT(methods)))
+	if (!is_one_of(method, methods, MOE_COUNT(methods)) && !moe_format_find(method))
 		return moe_fail(
 			MOE_ERR_UNSUPPORTED,
 			"quantization_config: quant_method '%.64s' cannot be read (known: fp8, "

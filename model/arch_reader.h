@@ -16,7 +16,7 @@ struct moe_role_names {
 /*
  * One architecture. read fills an arch that is zeroed but for name, reader, rope defaults and ids;
  * keys that are absent from config take transformers' defaults where it has harmless ones.
- * names: indexed by role; a role without names there takes moe_arch_common_names'.
+ * names: indexed by role; a role without names there takes the common ones (model/arch.c).
  */
 struct moe_arch_reader {
 	const char *model_type;

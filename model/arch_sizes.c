@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sizes of architectures that are estimated only: keys that DeepSeek-V3, Kimi-K2 and GLM-4.5 share.
- */
+/* Sizes of architectures that are estimated only: keys that DeepSeek-V3, Kimi-K2 and GLM-4.5 share. */
 #include "model/arch_reader.h"
 
 enum moe_status moe_arch_read_routed(const cJSON *config, struct moe_arch *arch)

@@ -14,8 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define INDEX_NAME "model.safetensors.index.json"
-
 struct convert {
 	const struct moe_convert_model_params *p;
 	struct moe_convert_plan plan;
@@ -117,7 +115,6 @@ static enum moe_status read_config(struct convert *c)
 		return moe_gguf_read_config(c->p->in, &c->config);
 	path = moe_path_join(c->p->in, "config.json");
 	status = path ? moe_json_read(path, &c->config) : moe_fail(MOE_ERR_NOMEM, "out of memory");
-
 	moe_free(path);
 	MOE_TRY(status);
 	MOE_TRY(moe_json_opt_text(c->config, "model_type", &type));
@@ -216,7 +213,7 @@ static enum moe_status copy_others(struct convert *c, const struct moe_folder_co
 /* The weights, and what is written about them. */
 static bool is_ours(const char *path, void *user)
 {
-	static const char *const names[] = { "config.json", INDEX_NAME, MOE_SUMS_NAME };
+	static const char *const names[] = { "config.json", MOE_INDEX_NAME, MOE_SUMS_NAME };
 	const struct convert *c = user;
 	const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
 	int layer;
@@ -225,9 +222,8 @@ static bool is_ours(const char *path, void *user)
 		return !is_tokenizer(name);
 	if (sscanf(name, "_layer_%d", &layer) == 1)
 		return true; /* kt's */
-	for (int i = 0; i < moe_safetensors_file_count(c->plan.st); i++)
-		if (!strcmp(moe_safetensors_file_path(c->plan.st, i), path))
-			return true;
+	if (moe_safetensors_has_file(c->plan.st, path))
+		return true;
 	for (size_t i = 0; i < MOE_COUNT(names); i++)
 		if (!strcmp(name, names[i]))
 			return true;
@@ -298,7 +294,7 @@ static enum moe_status write_index(const struct convert *c)
 	for (size_t i = 0; good && i < c->plan.n_tensors; i++)
 		good = cJSON_AddStringToObject(map, c->plan.tensor[i].name,
 					       c->plan.shard[c->plan.tensor[i].shard].name);
-	status = good ? write_json(c, INDEX_NAME, root) : moe_fail(MOE_ERR_NOMEM, "out of memory");
+	status = good ? write_json(c, MOE_INDEX_NAME, root) : moe_fail(MOE_ERR_NOMEM, "out of memory");
 	cJSON_Delete(root);
 	return status;
 }

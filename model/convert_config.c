@@ -126,6 +126,15 @@ static bool awq_config(const struct moe_convert_plan *p, const struct moe_quanti
 	       add_list(p, o, "modules_to_not_convert");
 }
 
+/* Of a format that has no row below: what reads it here wants its name. */
+static bool own_config(const struct moe_convert_plan *p, const struct moe_quantised *q, cJSON *o)
+{
+	return cJSON_AddStringToObject(o, "quant_method", p->target.name) &&
+	       cJSON_AddNumberToObject(o, "bits", q->coding.format->bits) &&
+	       cJSON_AddNumberToObject(o, "group_size", (double)q->coding.group) &&
+	       add_list(p, o, "modules_to_not_convert");
+}
+
 /* ---- weights of several codings ---- */
 
 static bool alike(const struct moe_convert_piece *a, const struct moe_convert_piece *b)
@@ -200,6 +209,7 @@ static bool mixed_config(const struct moe_convert_plan *p, cJSON *o)
 	return groups && add_list(p, o, "ignore");
 }
 
+/* As readers elsewhere expect it. */
 static const struct {
 	const char *target;
 	bool (*fill)(const struct moe_convert_plan *p, const struct moe_quantised *q, cJSON *o);
@@ -220,7 +230,7 @@ static bool add_quantisation(const struct moe_convert_plan *p, cJSON *config)
 	for (size_t i = 0; o && i < MOE_COUNT(configs); i++)
 		if (!strcmp(configs[i].target, p->target.name))
 			return configs[i].fill(p, &c->q, o);
-	return false;
+	return o && own_config(p, &c->q, o);
 }
 
 enum moe_status moe_convert_config(const struct moe_convert_plan *p, cJSON *config)

@@ -3,7 +3,6 @@
 #include "model/convert_plan.h"
 #include "model/json.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 #define SUFFIX ".safetensors"

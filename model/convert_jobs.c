@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/convert_jobs.h"
 
+#include "engine/deadline.h"
+
 #include <stdio.h>
-#include <time.h>
 
 void moe_convert_jobs_done(struct moe_convert_jobs *j, int64_t bytes)
 {
@@ -41,7 +42,7 @@ static void *work_thread(void *arg)
 	return NULL;
 }
 
-/* Until all have ended, ten times a second. */
+/* Until all have ended; progress meanwhile. */
 static void watch(struct moe_convert_jobs *j)
 {
 	struct moe_convert_run *r = j->run;
@@ -49,12 +50,8 @@ static void watch(struct moe_convert_jobs *j)
 	bool running = true;
 
 	while (running) {
-		struct timespec until;
+		struct timespec until = moe_deadline(MOE_PROGRESS_NS);
 
-		clock_gettime(CLOCK_REALTIME, &until);
-		until.tv_nsec += 100000000;
-		until.tv_sec += until.tv_nsec / 1000000000;
-		until.tv_nsec %= 1000000000;
 		pthread_mutex_lock(&j->lock);
 		if (j->running)
 			pthread_cond_timedwait(&j->change, &j->lock, &until);

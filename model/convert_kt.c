@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/convert_kt.h"
+#include "model/expert_names.h"
 #include "model/file.h"
 #include "model/json.h"
 #include "model/readers/kt_layout.h"
@@ -101,35 +102,13 @@ static int by_place(const void *a, const void *b)
 	return (x->which > y->which) - (x->which < y->which);
 }
 
-/* -1: none of gate, up and down; 3: gate and up. */
-static int which_of(const char *name)
-{
-	static const char *const names[][3] = { { ".gate_proj", ".w1", NULL },
-						{ ".up_proj", ".w3", NULL },
-						{ ".down_proj", ".w2", NULL },
-						{ ".gate_up_proj", NULL, NULL } };
-	char stem[MOE_CONVERT_NAME];
-	size_t n = strlen(name), m = strlen(".weight");
-	const char *dot;
-
-	if (n > m && !strcmp(name + n - m, ".weight"))
-		n -= m;
-	snprintf(stem, sizeof stem, "%.*s", (int)n, name);
-	dot = strrchr(stem, '.');
-	for (int i = 0; dot && i < 4; i++)
-		for (int j = 0; j < 2 && names[i][j]; j++)
-			if (!strcmp(dot, names[i][j]))
-				return i;
-	return -1;
-}
-
 /* The matrices of a source, into items; how many. */
 static enum moe_status add_items(const struct moe_convert_plan *p, size_t source,
 				 struct item *items, size_t *count)
 {
 	const struct moe_convert_source *s = &p->source[source];
 	const char *layer = strstr(s->name, "layers."), *experts = strstr(s->name, ".experts.");
-	struct item item = { .which = which_of(s->name) };
+	struct item item = { .which = moe_expert_which(s->name) };
 	bool both = item.which == 3;
 
 	if (!layer || sscanf(layer, "layers.%d.", &item.layer) != 1 || item.which < 0 ||

@@ -65,6 +65,11 @@ static bool take_over(const struct cut *c, int64_t row, int64_t k0, int64_t k, u
 	return true;
 }
 
+static enum moe_status not_finite(void)
+{
+	return moe_fail(MOE_ERR_FORMAT, "a weight is not finite");
+}
+
 /* Codes and scale of a row, to the nearest; the largest code is that of the largest weight. */
 static enum moe_status quantise(const struct cut *c, const float *x, int64_t k, uint8_t *codes,
 				float *scale)
@@ -74,7 +79,7 @@ static enum moe_status quantise(const struct cut *c, const float *x, int64_t k, 
 
 	for (int64_t i = 0; i < k; i++)
 		if (!isfinite(x[i]))
-			return moe_fail(MOE_ERR_FORMAT, "a weight is not finite");
+			return not_finite();
 	*scale = largest > 0 ? largest / most : 1;
 	*scale = *scale >= 0x1p-122f ? *scale
 				     : 0x1p-122f; /* a sixteenth of it must be a number too */
@@ -110,6 +115,8 @@ static enum moe_status fill_part(struct cut *c, int which, int part, uint8_t *pa
 			c->all += (double)x[j] * (double)x[j];
 			c->largest = MOE_MAX(c->largest, fabs(d));
 		}
+		if (!isfinite(c->wrong)) /* codes that were taken over, times a scale that is too large */
+			return not_finite();
 		scales[i] /= kt->bits == 8 ? 1 : MOE_KT_INT4_VALUE;
 	}
 	return MOE_OK;
@@ -132,7 +139,6 @@ static enum moe_status write_parts(struct cut *c, int which)
 		float *row = (float *)(void *)memory, *scales = row + k;
 		uint8_t *packed = (uint8_t *)scales + scale_bytes, *codes = packed + bytes;
 
-		memset(packed, 0, bytes);
 		status = fill_part(c, which, p, packed, scales, row, codes);
 		if (status == MOE_OK)
 			status = write_file(c, which, p, false, packed);

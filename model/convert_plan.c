@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/convert_kt.h"
+#include "model/expert_names.h"
 
 #include <stdio.h>
 
@@ -17,7 +18,8 @@ static void find_layouts(const char *name, const struct moe_format *f, struct mo
 	for (int i = 0; i < MOE_FORMAT_LAYOUTS && f->layout[i].codes; i++) {
 		const struct moe_format_layout *l = &f->layout[i];
 
-		if (!l->writer || strcmp(l->name ? l->name : f->name, name))
+		/* a name of two words: merge writes it where it was read */
+		if (!l->writer || strchr(name, ' ') || strcmp(l->name ? l->name : f->name, name))
 			continue;
 		if (*l->codes == '.' && !t->single)
 			t->single = l;
@@ -28,7 +30,8 @@ static void find_layouts(const char *name, const struct moe_format *f, struct mo
 		t->format = f;
 }
 
-const struct moe_format_layout *moe_convert_single(const struct moe_format *f)
+/* The layout in which a format's matrices are stored one by one. */
+static const struct moe_format_layout *single_layout(const struct moe_format *f)
 {
 	struct moe_convert_target t = { 0 };
 
@@ -39,6 +42,8 @@ const struct moe_format_layout *moe_convert_single(const struct moe_format *f)
 enum moe_status moe_convert_target_find(const char *name, const char *layers,
 					struct moe_convert_target *out)
 {
+	char made[MOE_FORMATS_TEXT];
+
 	*out = (struct moe_convert_target){ .name = name, .dtype = MOE_BF16, .linear = true };
 	if (!strcmp(name, "keep")) {
 		out->keep = true;
@@ -70,9 +75,8 @@ enum moe_status moe_convert_target_find(const char *name, const char *layers,
 		find_layouts(name, moe_format_list[i], out);
 	if (!out->format)
 		return moe_fail(MOE_ERR_ARG,
-				"weights \"%s\": int8, int4, fp8, mxfp4, gptq, awq, bf16, f16, "
-				"f32, kt-int8 and kt-int4 are possible, nearest for GGUF",
-				name);
+				"weights \"%s\": %s, bf16, f16, f32, kt-int8 and kt-int4 are possible, nearest for GGUF",
+				name, moe_formats_text(true, made));
 	out->linear = layers ? !strcmp(layers, "linear") : !strcmp(name, "fp8");
 	return MOE_OK;
 }
@@ -226,13 +230,10 @@ static const char *stem_of(const char *name, char *stem)
 static enum moe_status split(struct moe_convert_plan *p, const struct moe_convert_piece *whole,
 			     const char *stem)
 {
-	const char *const *names, *dot = strrchr(stem, '.');
-	static const char *const usual[3] = { "gate_proj", "up_proj", "down_proj" };
-	static const char *const mixtral[3] = { "w1", "w3", "w2" };
-	bool down = !strcmp(dot, ".down_proj");
+	const char *const *names = moe_expert_names_beside(stem), *dot = strrchr(stem, '.');
+	bool down = moe_expert_which(stem) == 2;
 	int64_t E = p->source[whole->source].experts;
 
-	names = strstr(stem, ".block_sparse_moe.") ? mixtral : usual;
 	if (!down && whole->n % 2)
 		return moe_fail(MOE_ERR_FORMAT,
 				"%s has %lld rows per expert: gate and up rows are "
@@ -281,7 +282,7 @@ static enum moe_status make_pieces(struct moe_convert_plan *p, size_t i)
 	if (quantised && s->experts && !t->fused)
 		return split(p, &c, stem);
 	if (quantised)
-		c.layout = own ? moe_convert_single(c.format) : s->experts ? t->fused : t->single;
+		c.layout = own ? single_layout(c.format) : s->experts ? t->fused : t->single;
 	return add_piece(p, &c, stem, suffix);
 }
 

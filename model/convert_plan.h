@@ -101,8 +101,6 @@ struct moe_convert_plan {
 /* MOE_ERR_ARG lists the names. layers: "experts", "linear" or NULL. */
 enum moe_status moe_convert_target_find(const char *name, const char *layers,
 					struct moe_convert_target *out);
-/* The layout in which a format's matrices are stored one by one. */
-const struct moe_format_layout *moe_convert_single(const struct moe_format *f);
 /* Of st, which the plan takes over, also on failure. MOE_ERR_FORMAT, MOE_ERR_UNSUPPORTED: a tensor.
  */
 enum moe_status moe_convert_plan_make(struct moe_convert_plan *p, struct moe_safetensors *st,

@@ -1,18 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which tensors of a checkpoint are weights: quantised ones by their names and dtypes, plain ones
- * by their names. */
+/* Which tensors of a checkpoint are weights: quantised ones by their names and dtypes, plain ones by their names. */
 #include "model/convert_plan.h"
 
 #include <stdio.h>
 
 #define PLAIN_SUFFIX ".weight"
-
-static bool ends_with(const char *s, const char *end)
-{
-	size_t n = strlen(s), m = strlen(end);
-
-	return n >= m && !strcmp(s + n - m, end);
-}
 
 static bool is_fused_name(const char *name)
 {
@@ -20,10 +12,10 @@ static bool is_fused_name(const char *name)
 	char stem[MOE_CONVERT_NAME];
 	size_t n = strlen(name);
 
-	if (ends_with(name, PLAIN_SUFFIX))
+	if (moe_ends_with(name, PLAIN_SUFFIX))
 		n -= strlen(PLAIN_SUFFIX);
 	snprintf(stem, sizeof stem, "%.*s", (int)n, name);
-	return ends_with(stem, ends[0]) || ends_with(stem, ends[1]);
+	return moe_ends_with(stem, ends[0]) || moe_ends_with(stem, ends[1]);
 }
 
 /* A routed expert's matrix, or all of them. */
@@ -31,7 +23,7 @@ static bool is_expert(const char *name, int ndim)
 {
 	if (ndim == 3)
 		return is_fused_name(name);
-	return ndim == 2 && strstr(name, ".experts.") && ends_with(name, PLAIN_SUFFIX);
+	return ndim == 2 && strstr(name, ".experts.") && moe_ends_with(name, PLAIN_SUFFIX);
 }
 
 /* A projection of a layer: q_proj, kv_a_proj_with_mqa, gate_proj, ... */
@@ -42,7 +34,7 @@ static bool is_linear(const char *name, int ndim)
 
 	if (is_expert(name, ndim))
 		return true;
-	if (ndim != 2 || !ends_with(name, PLAIN_SUFFIX) || !strstr(name, "layers."))
+	if (ndim != 2 || !moe_ends_with(name, PLAIN_SUFFIX) || !strstr(name, "layers."))
 		return false;
 	snprintf(module, sizeof module, "%.*s", (int)(strlen(name) - strlen(PLAIN_SUFFIX)), name);
 	dot = strrchr(module, '.');
@@ -127,7 +119,7 @@ static bool matches(const struct moe_st_tensor *t, const struct moe_format_layou
 {
 	size_t n = strlen(t->name);
 
-	if (t->dtype != l->codes_dtype || !ends_with(t->name, l->codes) ||
+	if (t->dtype != l->codes_dtype || !moe_ends_with(t->name, l->codes) ||
 	    n - strlen(l->codes) + 1 > MOE_CONVERT_NAME - 24)
 		return false;
 	snprintf(stem, MOE_CONVERT_NAME, "%.*s", (int)(n - strlen(l->codes)), t->name);
@@ -185,7 +177,7 @@ static enum moe_status check_lonely(const struct moe_st_tensor *t)
 	bool codes = t->dtype == MOE_F8_E4M3;
 
 	for (size_t i = 0; i < MOE_COUNT(ends); i++)
-		codes = codes || ends_with(t->name, ends[i]);
+		codes = codes || moe_ends_with(t->name, ends[i]);
 	if (!codes)
 		return MOE_OK;
 	return moe_fail(MOE_ERR_FORMAT, "%s holds quantised codes, but its scales are missing",

@@ -9,7 +9,6 @@
 #include "model/tokens.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 static enum moe_status no_memory(bool good)
 {
@@ -55,7 +54,7 @@ static bool add_tensor(cJSON *list, const struct moe_st_tensor *t)
 	       moe_inspect_number(o, "bytes", moe_st_tensor_bytes(t));
 }
 
-enum moe_status moe_inspect_tensors(const char *path, cJSON *o)
+static enum moe_status inspect_tensors(const char *path, cJSON *o)
 {
 	struct moe_safetensors *st;
 	const char *key, *value;
@@ -76,7 +75,7 @@ enum moe_status moe_inspect_tensors(const char *path, cJSON *o)
 
 /* ---- token file ---- */
 
-enum moe_status moe_inspect_tokens(const char *path, cJSON *o)
+static enum moe_status inspect_tokens(const char *path, cJSON *o)
 {
 	struct moe_tokens *t;
 	bool good;
@@ -98,7 +97,7 @@ enum moe_status moe_inspect_tokens(const char *path, cJSON *o)
 
 /* ---- training state ---- */
 
-enum moe_status moe_inspect_state(const char *path, cJSON *o)
+static enum moe_status inspect_state(const char *path, cJSON *o)
 {
 	static const char *const counts[] = { "step", "tokens", "trained_tokens" };
 	char *adapter = moe_path_join(path, "adapter_config.json");
@@ -176,7 +175,7 @@ static bool add_header(const struct moe_mxt_reader *r, cJSON *o)
 	return run != NULL;
 }
 
-enum moe_status moe_inspect_trace(const char *path, cJSON *o)
+static enum moe_status inspect_trace(const char *path, cJSON *o)
 {
 	struct moe_mxt_reader r;
 	struct span tasks, deps;
@@ -207,16 +206,16 @@ struct kind {
 };
 
 static const struct kind folders[] = {
-	{ "state", "state.json", moe_inspect_state },
+	{ "state", "state.json", inspect_state },
 	{ "adapter", "adapter_config.json", moe_inspect_adapter },
 	{ "model", "config.json", moe_inspect_model },
-	{ "tensors", "model.safetensors.index.json", moe_inspect_tensors },
-	{ "tensors", "model.safetensors", moe_inspect_tensors },
+	{ "tensors", MOE_INDEX_NAME, inspect_tensors },
+	{ "tensors", "model.safetensors", inspect_tensors },
 };
 
 static enum moe_status kind_of_folder(const char *path, const struct kind **out)
 {
-	static const struct kind kt = { "tensors", NULL, moe_inspect_tensors };
+	static const struct kind kt = { "tensors", NULL, inspect_tensors };
 
 	for (size_t i = 0; i < MOE_COUNT(folders); i++) {
 		char *file = moe_path_join(path, folders[i].file);
@@ -248,10 +247,10 @@ static bool is_token_file(const struct moe_safetensors *st)
 
 static enum moe_status kind_of_file(const char *path, const struct kind **out)
 {
-	static const struct kind trace = { "trace", NULL, moe_inspect_trace },
-				 tokens = { "tokens", NULL, moe_inspect_tokens },
+	static const struct kind trace = { "trace", NULL, inspect_trace },
+				 tokens = { "tokens", NULL, inspect_tokens },
 				 model = { "model", NULL, moe_inspect_model },
-				 tensors = { "tensors", NULL, moe_inspect_tensors };
+				 tensors = { "tensors", NULL, inspect_tensors };
 	struct moe_safetensors *st;
 	struct moe_mapping map = { 0 };
 	const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;

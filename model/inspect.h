@@ -11,13 +11,9 @@
  */
 enum moe_status moe_inspect_path(const char *path, const struct moe_inspect_params *p, cJSON **out);
 
-/* ---- one kind each; fill o, whose kind is set ---- */
+/* Kinds with a file of their own; fill o, whose kind is set. */
 enum moe_status moe_inspect_model(const char *path, cJSON *o);
 enum moe_status moe_inspect_adapter(const char *path, cJSON *o);
-enum moe_status moe_inspect_tokens(const char *path, cJSON *o);
-enum moe_status moe_inspect_state(const char *path, cJSON *o);
-enum moe_status moe_inspect_trace(const char *path, cJSON *o);
-enum moe_status moe_inspect_tensors(const char *path, cJSON *o);
 
 /*
  * "quantised" of the safetensors at path: a row for all weights that are coded alike, none if no

@@ -8,7 +8,6 @@
 #include "model/readers/gguf.h"
 
 #include <dirent.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 static enum moe_status no_memory(bool good)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Quantised weights, for inspect: formats and bytes by the headers; ranges and errors by the
- * values. */
+/* Quantised weights, for inspect: formats and bytes by the headers; ranges and errors by the values. */
 #include "model/convert_plan.h"
 #include "model/file.h"
 #include "model/inspect.h"

@@ -13,10 +13,8 @@ static bool is_ours(const char *path, void *user)
 {
 	const struct moe_merge_shards *m = user;
 
-	for (int i = 0; i < moe_safetensors_file_count(m->base); i++)
-		if (!strcmp(moe_safetensors_file_path(m->base, i), path))
-			return true;
-	return m->split && !strcmp(strrchr(path, '/') + 1, MOE_INDEX_NAME);
+	return moe_safetensors_has_file(m->base, path) ||
+	       (m->split && !strcmp(strrchr(path, '/') + 1, MOE_INDEX_NAME));
 }
 
 static enum moe_status advance(const char *path, int64_t bytes, void *user)

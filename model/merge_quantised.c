@@ -4,7 +4,6 @@
 #include "model/convert.h"
 #include "model/merge_math.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 
@@ -129,8 +128,7 @@ static bool is_fused(const struct jobs *j, size_t i)
 	enum moe_role role = job->role == MOE_ROLE_EXPERT_DOWN ? MOE_ROLE_EXPERTS_DOWN
 							       : MOE_ROLE_EXPERTS_GATE_UP;
 
-	for (size_t k = i; job->role >= MOE_ROLE_EXPERT_GATE && job->role <= MOE_ROLE_EXPERT_DOWN &&
-			   k-- > 0 && j->job[k].entry == job->entry;)
+	for (size_t k = i; moe_role_is_expert(job->role) && k-- > 0 && j->job[k].entry == job->entry;)
 		if (j->job[k].role == role)
 			return j->found[k];
 	return false;

@@ -6,8 +6,6 @@
 #include "model/adapters/adapter.h"
 #include "model/readers/safetensors.h"
 
-#define MOE_INDEX_NAME "model.safetensors.index.json"
-
 struct moe_merge_job;
 struct moe_merge_part;
 

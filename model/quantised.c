@@ -64,6 +64,27 @@ static enum moe_status view(const struct moe_st_tensor *t, int64_t experts, stru
 	return MOE_OK;
 }
 
+/* By reading: a page of the mapping would bring its neighbours into memory with it. */
+static enum moe_status check_groups(const struct moe_safetensors *st, const char *name, const char *data,
+				    const struct moe_quantised *q)
+{
+	int32_t group[1024];
+
+	for (int64_t k = 0; k < q->k; k++) {
+		int64_t at = k % (int64_t)MOE_COUNT(group);
+
+		if (!at)
+			MOE_TRY(moe_safetensors_fetch(st, data + 4 * k,
+						      4 * (size_t)MOE_MIN(q->k - k, (int64_t)MOE_COUNT(group)), group));
+		if (group[at] != k / q->coding.group)
+			return moe_fail(MOE_ERR_UNSUPPORTED,
+					"%s orders the columns (activation order, desc_act): column %lld is in group %d. "
+					"Quantise again without it",
+					name, (long long)k, (int)group[at]);
+	}
+	return MOE_OK;
+}
+
 /* GPTQ's order of columns: only the plain one is known. */
 static enum moe_status check_order(const struct moe_safetensors *st, const char *name,
 				   const struct moe_quantised *q)
@@ -81,17 +102,7 @@ static enum moe_status check_order(const struct moe_safetensors *st, const char 
 		if (t->dtype != MOE_I32 || t->ndim != 1 || t->shape[0] != q->k)
 			return moe_fail(MOE_ERR_FORMAT, "%s: [%lld] of I32 is expected", order,
 					(long long)q->k);
-		for (int64_t k = 0; k < q->k; k++) {
-			int32_t g;
-
-			memcpy(&g, (const char *)t->data + 4 * k, sizeof g);
-			if (g != k / q->coding.group)
-				return moe_fail(MOE_ERR_UNSUPPORTED,
-						"%s orders the columns (activation order, "
-						"desc_act): column %lld is "
-						"in group %d. Quantise again without it",
-						order, (long long)k, (int)g);
-		}
+		MOE_TRY(check_groups(st, order, t->data, q));
 	}
 	return MOE_OK;
 }
@@ -211,4 +222,28 @@ struct moe_quantised moe_st_quantised_expert(const struct moe_st_quantised *t, i
 	move(&q.scale, e);
 	move(&q.zero, e);
 	return q;
+}
+
+static size_t add_name(char *buf, size_t n, const char *name)
+{
+	if (n < MOE_FORMATS_TEXT)
+		n += (size_t)snprintf(buf + n, MOE_FORMATS_TEXT - n, "%s%s", n ? ", " : "", name);
+	return n;
+}
+
+const char *moe_formats_text(bool convert, char buf[MOE_FORMATS_TEXT])
+{
+	size_t n = 0;
+
+	*buf = 0;
+	for (int i = 0; moe_format_list[i]; i++) {
+		const struct moe_format *f = moe_format_list[i];
+
+		if (convert || f->quantise)
+			n = add_name(buf, n, f->name);
+		for (int j = 0; convert && j < MOE_FORMAT_LAYOUTS && f->layout[j].codes; j++)
+			if (f->layout[j].name && !strchr(f->layout[j].name, ' '))
+				n = add_name(buf, n, f->layout[j].name);
+	}
+	return buf;
 }

@@ -18,6 +18,14 @@ struct moe_st_codes {
 	void (*exact)(const struct moe_quantised *q, int64_t row, int64_t k0, int64_t k, float *dst);
 };
 
+/* Layouts are known by the ends of their tensors' names. */
+static inline bool moe_ends_with(const char *name, const char *end)
+{
+	size_t n = strlen(name), m = strlen(end);
+
+	return n >= m && !strcmp(name + n - m, end);
+}
+
 struct moe_st_quantised {
 	/* zero NULL: none. A tensor that has codes of its own is both codes and scale. */
 	const struct moe_st_tensor *codes, *scale, *zero;
@@ -38,6 +46,9 @@ struct moe_quantised moe_st_quantised_own(const struct moe_st_tensor *t);
 /* Columns k0..k0+k of a row of q, whose codes t holds, as the file means them. */
 void moe_st_quantised_row(const struct moe_st_tensor *t, const struct moe_quantised *q, int64_t row, int64_t k0,
 			  int64_t k, float *dst);
+/* "fp8, int4, ...": what floats can become while they are loaded; convert: what a conversion can make. */
+#define MOE_FORMATS_TEXT 160
+const char *moe_formats_text(bool convert, char buf[MOE_FORMATS_TEXT]);
 /* The matrix of expert e. */
 struct moe_quantised moe_st_quantised_expert(const struct moe_st_quantised *t, int64_t e);
 

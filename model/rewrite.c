@@ -36,10 +36,7 @@ static bool skip(const char *path, void *user)
 {
 	const struct moe_merge_shards *m = user;
 
-	for (int i = 0; i < moe_safetensors_file_count(m->base); i++)
-		if (!strcmp(moe_safetensors_file_path(m->base, i), path))
-			return true;
-	return is_of_training(strrchr(path, '/') + 1);
+	return moe_safetensors_has_file(m->base, path) || is_of_training(strrchr(path, '/') + 1);
 }
 
 static enum moe_status advance(const char *path, int64_t bytes, void *user)
@@ -49,14 +46,9 @@ static enum moe_status advance(const char *path, int64_t bytes, void *user)
 
 /* ---- which tensors ---- */
 
-static bool is_expert(enum moe_role role)
-{
-	return role >= MOE_ROLE_EXPERT_GATE && role <= MOE_ROLE_EXPERT_DOWN;
-}
-
 /* Whichever name it has; absent ones stay so (experts are fused, or they are not). */
 static enum moe_status mark(struct moe_merge_shards *m, const struct moe_rewrite *r, enum moe_role role,
-		 int layer, int expert)
+			    int layer, int expert)
 {
 	char name[MOE_TENSOR_NAME_MAX];
 
@@ -77,7 +69,7 @@ static enum moe_status mark(struct moe_merge_shards *m, const struct moe_rewrite
 static enum moe_status mark_all(struct moe_merge_shards *m, const struct moe_rewrite *r)
 {
 	for (int role = 0; role < MOE_ROLE_COUNT; role++) {
-		bool model = role <= MOE_ROLE_LM_HEAD, expert = is_expert((enum moe_role)role);
+		bool model = role <= MOE_ROLE_LM_HEAD, expert = moe_role_is_expert((enum moe_role)role);
 
 		if (!r->replaces(r->user, (enum moe_role)role))
 			continue;
@@ -101,7 +93,7 @@ static enum moe_status write_rows(struct moe_merge_shards *m, struct moe_file_wr
 				  const struct piece *p)
 {
 	size_t size = moe_dtype_size(t->dtype);
-	int64_t lines = is_expert(p->role) ? p->rows : MOE_MAX(((int64_t)1 << 18) / p->cols, 1);
+	int64_t lines = moe_role_is_expert(p->role) ? p->rows : MOE_MAX(((int64_t)1 << 18) / p->cols, 1);
 	float *wide = moe_alloc((size_t)(lines * p->cols), sizeof *wide + size);
 	enum moe_status st = wide ? MOE_OK : moe_fail(MOE_ERR_NOMEM, "no memory for %s", t->name);
 

@@ -54,15 +54,7 @@ enum moe_status moe_rewrite_mark_coded(struct moe_merge_shards *m, const struct 
 	return MOE_OK;
 }
 
-static bool ends_with(const char *s, const char *end)
-{
-	size_t n = strlen(s), k = strlen(end);
-
-	return n >= k && !strcmp(s + n - k, end);
-}
-
-/* The writer of the layout that the tensors have: by their names, and by the shape of codes where
- * names are shared. */
+/* The writer of the layout that the tensors have: by their names, and by the shape of codes where names are shared. */
 static enum moe_status writer_of(const struct moe_st_quantised *t, const struct moe_quantised *q,
 				 const struct moe_code_writer **out)
 {
@@ -73,8 +65,8 @@ static enum moe_status writer_of(const struct moe_st_quantised *t, const struct 
 		struct moe_stored s = { .n = q->n, .k = q->k };
 		const struct moe_array *a = &s.codes, *b = &t->q.codes;
 
-		if (!l->writer || !ends_with(t->codes->name, l->codes) ||
-		    !ends_with(t->scale->name, l->scale))
+		if (!l->writer || !moe_ends_with(t->codes->name, l->codes) ||
+		    !moe_ends_with(t->scale->name, l->scale))
 			continue;
 		if (l->writer->shapes(q, &s) == MOE_OK && a->ndim == b->ndim &&
 		    !memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape)) {

@@ -18,8 +18,7 @@
 
 static void add_list(struct moe_access_list *l, struct moe_tensor_list t, enum moe_mode mode)
 {
-	for (int i = 0; i < t.n; i++)
-		moe_access_add(l, t.item[i], mode);
+	moe_access_add_all(l, t.item, t.n, mode);
 }
 
 static enum moe_status check(const char *kind, const struct moe_attn_args *a, int heads)

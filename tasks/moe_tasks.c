@@ -24,13 +24,6 @@
 #include "codelets/scatter.h"
 #include "codelets/weight_grad.h"
 
-static void add_all(struct moe_access_list *l, struct moe_tensor *const *t, int n,
-		    enum moe_mode mode)
-{
-	for (int i = 0; i < n; i++)
-		moe_access_add(l, t[i], mode);
-}
-
 static enum moe_status check_part(const char *kind, const struct moe_expert_args *a)
 {
 	const struct moe_experts *l = a->layer;
@@ -89,7 +82,7 @@ enum moe_status moe_task_join(const struct moe_context *c, struct moe_tensor *co
 {
 	struct moe_access_list l = { .n = 0 };
 
-	add_all(&l, in, n, MOE_R);
+	moe_access_add_all(&l, in, n, MOE_R);
 	moe_access_add(&l, also, MOE_RW);
 	moe_access_add(&l, out, MOE_W);
 	return moe_task_submit(c, MOE_KIND_join, &moe_cl_join, NULL, 0, &l,
@@ -118,7 +111,7 @@ enum moe_status moe_task_plan(const struct moe_context *c, const struct moe_toke
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_tokens("plan", a));
-	add_all(&l, in, n, MOE_R);
+	moe_access_add_all(&l, in, n, MOE_R);
 	moe_access_add(&l, scratch, MOE_RW);
 	moe_access_add(&l, plan, MOE_W);
 	return moe_task_submit(c, MOE_KIND_plan, &moe_cl_plan, a, sizeof *a, &l,
@@ -166,12 +159,13 @@ enum moe_status moe_task_down(const struct moe_context *c, const struct moe_expe
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_group("down", a));
-	add_all(&l, in, n, MOE_R);
+	moe_access_add_all(&l, in, n, MOE_R);
 	moe_access_add(&l, weights, MOE_R);
 	moe_access_add(&l, lora_h, MOE_R);
 	moe_access_add(&l, out, MOE_W);
+	/* what gate_up wrote is still in cache; at the end the shorter tasks are kept to fill up the workers' time */
 	return moe_task_submit(c, MOE_KIND_down, &moe_cl_down, a, sizeof *a, &l,
-			       (struct moe_where){ a->group, slice, a->part }, c->priority + 1);
+			       (struct moe_where){ a->group, slice, a->part }, c->priority + (a->last ? -1 : 1));
 }
 
 enum moe_status moe_task_combine_part(const struct moe_context *c, const struct moe_token_args *a,
@@ -308,7 +302,7 @@ enum moe_status moe_task_gate_up_bwd(const struct moe_context *c, const struct m
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_group("gate_up_bwd", a));
-	add_all(&l, in, n, MOE_R);
+	moe_access_add_all(&l, in, n, MOE_R);
 	moe_access_add(&l, copy, MOE_R);
 	moe_access_add(&l, lora_h, MOE_R);
 	moe_access_add(&l, out, MOE_W);
@@ -319,16 +313,16 @@ enum moe_status moe_task_gate_up_bwd(const struct moe_context *c, const struct m
 enum moe_status moe_task_lora_grad(const struct moe_context *c, const struct moe_expert_args *a,
 				   struct moe_tensor *const *in, int n, struct moe_tensor *plan,
 				   struct moe_tensor *x, struct moe_tensor *grad_out,
-				   struct moe_tensor *grad_h)
+				   struct moe_tensor *const *grad_h)
 {
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_group("lora_grad", a));
-	add_all(&l, in, n, MOE_R);
+	moe_access_add_all(&l, in, n, MOE_R);
 	moe_access_add(&l, plan, MOE_R);
 	moe_access_add(&l, x, MOE_R);
 	moe_access_add(&l, grad_out, MOE_R);
-	moe_access_add(&l, grad_h, a->first ? MOE_W : MOE_RW);
+	moe_access_add_all(&l, grad_h, a->groups, a->first ? MOE_W : MOE_RW);
 	return moe_task_submit(c, MOE_KIND_lora_grad, &moe_cl_lora_grad, a, sizeof *a, &l,
 			       (struct moe_where){ a->group, -1, a->part }, MOE_PRIORITY_FILL);
 }
@@ -340,7 +334,7 @@ enum moe_status moe_task_weight_grad(const struct moe_context *c, const struct m
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_group("weight_grad", a));
-	add_all(&l, in, n, MOE_R);
+	moe_access_add_all(&l, in, n, MOE_R);
 	moe_access_add(&l, plan, MOE_R);
 	moe_access_add(&l, x, MOE_R);
 	moe_access_add(&l, grad_base, a->first ? MOE_W : MOE_RW);
@@ -445,7 +439,7 @@ enum moe_status moe_task_ffn_bwd(const struct moe_context *c, const struct moe_t
 	moe_access_add(&l, hidden, MOE_RW);
 	moe_access_add(&l, grad_out, MOE_R);
 	if (lora)
-		add_all(&l, lora, MOE_FFN_MATRICES, MOE_R);
+		moe_access_add_all(&l, lora, MOE_FFN_MATRICES, MOE_R);
 	moe_access_add(&l, scratch, MOE_R);
 	moe_access_add(&l, after, MOE_R);
 	moe_access_add(&l, out, MOE_W);
@@ -471,137 +465,4 @@ enum moe_status moe_task_ffn_lora_grad(const struct moe_context *c, const struct
 	return moe_task_submit(c, MOE_KIND_ffn_lora_grad, &moe_cl_ffn_lora_grad, a, sizeof *a, &l,
 			       (struct moe_where){ MOE_FFN_TAG + (int)a->matrix, -1, -1 },
 			       MOE_PRIORITY_FILL);
-}
-
-enum moe_status moe_task_grad_norm(const struct moe_context *c, const struct moe_update_args *a,
-				   int group, int part, struct moe_tensor *const *grads, int n,
-				   struct moe_tensor *out)
-{
-	struct moe_access_list l = { .n = 0 };
-
-	if (a->n < 1 || a->n > MOE_UPDATE_RANGES)
-		return moe_fail(MOE_ERR_ARG, "grad_norm: %d ranges", a->n);
-	add_all(&l, grads, n, MOE_R);
-	moe_access_add(&l, out, MOE_W);
-	return moe_task_submit(c, MOE_KIND_grad_norm, &moe_cl_grad_norm, a, sizeof *a, &l,
-			       (struct moe_where){ group, -1, part }, MOE_PRIORITY_UPDATE);
-}
-
-enum moe_status moe_task_grad_total(const struct moe_context *c,
-				    const struct moe_grad_total_args *a, struct moe_tensor *in,
-				    struct moe_tensor *out)
-{
-	struct moe_access_list l = { .n = 0 };
-
-	moe_access_add(&l, in, MOE_R);
-	moe_access_add(&l, out, MOE_W);
-	return moe_task_submit(c, MOE_KIND_grad_total, &moe_cl_grad_total, a, sizeof *a, &l,
-			       (struct moe_where){ -1, -1, -1 }, MOE_PRIORITY_UPDATE + 1);
-}
-
-/*
- * Elements of an update that takes turns: base weights, some ms each. LoRA's come last in a step, where nothing else is
- * left to compute: one at a time took 21 ms instead of 11 (Qwen3-30B's layer, 64 tokens, two workers).
- */
-#define STREAMS_FROM (1 << 21)
-
-static int64_t elements(const struct moe_update_args *a)
-{
-	int64_t n = 0;
-
-	for (int i = 0; i < a->n; i++)
-		n += (a->range[i].e1 - a->range[i].e0) * a->range[i].param->piece;
-	return n;
-}
-
-enum moe_status moe_task_update(const struct moe_context *c, const struct moe_update_args *a,
-				int group, int part, struct moe_tensor *const *grads, int n_grads,
-				struct moe_tensor *norm, struct moe_tensor *const *params,
-				int n_params)
-{
-	struct moe_access_list l = { .n = 0 };
-	struct moe_context own = *c;
-
-	if (a->n < 1 || a->n > MOE_UPDATE_RANGES)
-		return moe_fail(MOE_ERR_ARG, "update: %d ranges", a->n);
-	own.streams = elements(a) >= STREAMS_FROM;
-	add_all(&l, grads, n_grads, MOE_R);
-	moe_access_add(&l, norm, MOE_R);
-	add_all(&l, params, n_params, MOE_RW);
-	return moe_task_submit(&own, MOE_KIND_update, &moe_cl_update, a, sizeof *a, &l,
-			       (struct moe_where){ group, -1, part },
-			       MOE_PRIORITY_UPDATE - c->layer);
-}
-
-enum moe_status moe_task_exchange(const struct moe_context *c, const struct moe_exchange_args *a,
-				  struct moe_tensor *const *grads, int n_grads,
-				  struct moe_tensor *const *params, int n_params)
-{
-	static const enum moe_kind kinds[] = { MOE_KIND_publish, MOE_KIND_give, MOE_KIND_take };
-	const struct moe_experts *e = a->layer;
-	struct moe_access_list l = { .n = 0 };
-
-	if (!e || a->part < 0 || a->part >= e->P || a->group < 0 || a->group >= e->G ||
-	    (unsigned)a->what >= MOE_COUNT(kinds))
-		return moe_fail(MOE_ERR_ARG, "exchange %d: part %d, group %d of %d, %d", (int)a->what,
-				a->part, a->group, e ? e->P : 0, e ? e->G : 0);
-	add_all(&l, grads, n_grads, MOE_R);
-	add_all(&l, params, n_params, a->what == MOE_TAKE ? MOE_RW : MOE_R);
-	return moe_task_submit(c, kinds[a->what], &moe_cl_exchange, a, sizeof *a, &l,
-			       (struct moe_where){ a->group, -1, a->part },
-			       a->what == MOE_PUBLISH ? MOE_PRIORITY_FILL : MOE_PRIORITY_UPDATE);
-}
-
-enum moe_status moe_task_rescale(const struct moe_context *c, const struct moe_update_args *a,
-				 int group, int part, struct moe_tensor *const *grads, int n)
-{
-	struct moe_access_list l = { .n = 0 };
-
-	if (a->n < 1 || a->n > MOE_UPDATE_RANGES)
-		return moe_fail(MOE_ERR_ARG, "rescale: %d ranges", a->n);
-	add_all(&l, grads, n, MOE_RW);
-	return moe_task_submit(c, MOE_KIND_rescale, &moe_cl_rescale, a, sizeof *a, &l,
-			       (struct moe_where){ group, -1, part }, c->priority);
-}
-
-enum moe_status moe_task_requantise(const struct moe_context *c, const struct moe_repack_args *a,
-				    struct moe_tensor *const *masters, struct moe_tensor *const *weights, int n)
-{
-	const struct moe_experts *e = a->layer;
-	struct moe_access_list l = { .n = 0 };
-	bool source = a->coded[MOE_GATE] || (a->source[MOE_GATE] && a->source[MOE_UP] && a->source[MOE_DOWN]);
-
-	if (!e || !e->requantise || a->part >= 0 || a->group < 0 || a->group >= e->G ||
-	    2 * n > MOE_MAX_TASK_HANDLES)
-		return moe_fail(MOE_ERR_ARG, "requantise: part %d, group %d, %d parts", a->part, a->group,
-				e ? e->P : 0);
-	add_all(&l, masters, n, source ? MOE_W : MOE_R);
-	add_all(&l, weights, n, MOE_W);
-	return moe_task_submit(c, MOE_KIND_repack, &moe_cl_repack, a, sizeof *a, &l,
-			       (struct moe_where){ a->group, -1, a->group % e->P },
-			       MOE_PRIORITY_UPDATE - c->layer);
-}
-
-enum moe_status moe_task_repack(const struct moe_context *c, const struct moe_repack_args *a,
-				struct moe_tensor *masters, struct moe_tensor *weights)
-{
-	struct moe_access_list l = { .n = 0 };
-	const struct moe_experts *e = a->layer;
-	bool source = a->coded[MOE_GATE] || (a->source[MOE_GATE] && a->source[MOE_UP] && a->source[MOE_DOWN]);
-
-	if (!e || a->part < 0 || a->part >= e->P || a->group < 0 || a->group >= e->G)
-		return moe_fail(MOE_ERR_ARG, "repack: part %d, group %d of %d, %d", a->part, a->group,
-				e ? e->P : 0, e ? e->G : 0);
-	if (!source && !e->part[a->part].base[MOE_GATE].m)
-		return moe_fail(MOE_ERR_ARG, "repack: part %d, group %d has neither masters nor a source",
-				a->part, a->group);
-	if (!source && !moe_kernels()->tiles && e->part[a->part].base[MOE_GATE].value && e->part[a->part].gate->dtype != MOE_F32)
-		return moe_fail(MOE_ERR_ARG,
-				"repack: the %s kernels keep weights as %s; masters need F32",
-				moe_kernels()->name, moe_dtype_name(e->part[a->part].gate->dtype));
-	moe_access_add(&l, masters, source ? MOE_W : MOE_R);
-	moe_access_add(&l, weights, MOE_W);
-	return moe_task_submit(c, MOE_KIND_repack, &moe_cl_repack, a, sizeof *a, &l,
-			       (struct moe_where){ a->group, -1, a->part },
-			       MOE_PRIORITY_UPDATE - c->layer);
 }

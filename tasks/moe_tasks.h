@@ -7,11 +7,8 @@
 #define MOE_TASKS_MOE_TASKS_H
 
 #include "codelets/copy.h"
-#include "codelets/exchange.h"
 #include "codelets/expert_args.h"
-#include "codelets/repack.h"
 #include "codelets/token_args.h"
-#include "codelets/update.h"
 #include "tasks/task.h"
 
 /* from, to: of the caller's rows, where their order is kept (moe_rows_create); else NULL. */
@@ -80,10 +77,11 @@ enum moe_status moe_task_gate_up_bwd(const struct moe_context *c, const struct m
 				     int slice, struct moe_tensor *const *in, int n,
 				     struct moe_tensor *copy, struct moe_tensor *lora_h,
 				     struct moe_tensor *out);
+/* in: n tensors of down_bwd; grad_h: a->groups of them */
 enum moe_status moe_task_lora_grad(const struct moe_context *c, const struct moe_expert_args *a,
 				   struct moe_tensor *const *in, int n, struct moe_tensor *plan,
 				   struct moe_tensor *x, struct moe_tensor *grad_out,
-				   struct moe_tensor *grad_h);
+				   struct moe_tensor *const *grad_h);
 enum moe_status moe_task_weight_grad(const struct moe_context *c, const struct moe_expert_args *a,
 				     struct moe_tensor *const *in, int n, struct moe_tensor *plan,
 				     struct moe_tensor *x, struct moe_tensor *grad_base);
@@ -115,29 +113,5 @@ enum moe_status moe_task_ffn_lora_grad(const struct moe_context *c, const struct
 				       struct moe_tensor *in, struct moe_tensor *kept,
 				       struct moe_tensor *users, struct moe_tensor *lora,
 				       struct moe_tensor *grad);
-
-/* ---- optimizer: params and grads [n]; norm NULL without clipping ---- */
-enum moe_status moe_task_grad_norm(const struct moe_context *c, const struct moe_update_args *a, int group,
-				   int part, struct moe_tensor *const *grads, int n,
-				   struct moe_tensor *out);
-enum moe_status moe_task_grad_total(const struct moe_context *c, const struct moe_grad_total_args *a,
-				    struct moe_tensor *in, struct moe_tensor *out);
-enum moe_status moe_task_update(const struct moe_context *c, const struct moe_update_args *a, int group,
-				int part, struct moe_tensor *const *grads, int n_grads,
-				struct moe_tensor *norm, struct moe_tensor *const *params, int n_params);
-/* publish: grads are read; give: params are read; take: params are written. Either list may be empty. */
-enum moe_status moe_task_exchange(const struct moe_context *c, const struct moe_exchange_args *a,
-				  struct moe_tensor *const *grads, int n_grads,
-				  struct moe_tensor *const *params, int n_params);
-/* a->adamw.grad_scale times the gradients of a's ranges. */
-enum moe_status moe_task_rescale(const struct moe_context *c, const struct moe_update_args *a, int group,
-				 int part, struct moe_tensor *const *grads, int n);
-/* Packs masters that an update has changed, or a source; weights: those of the (part, group), with resident
- * copies. */
-enum moe_status moe_task_repack(const struct moe_context *c, const struct moe_repack_args *a,
-				struct moe_tensor *masters, struct moe_tensor *weights);
-/* The same of quantised weights that are trained, of all parts of a group (a->part -1). */
-enum moe_status moe_task_requantise(const struct moe_context *c, const struct moe_repack_args *a,
-				    struct moe_tensor *const *masters, struct moe_tensor *const *weights, int n);
 
 #endif

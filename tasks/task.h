@@ -48,6 +48,12 @@ static inline void moe_access_add(struct moe_access_list *l, struct moe_tensor *
 	l->n++;
 }
 
+static inline void moe_access_add_all(struct moe_access_list *l, struct moe_tensor *const *t, int n, enum moe_mode mode)
+{
+	for (int i = 0; i < n; i++)
+		moe_access_add(l, t[i], mode);
+}
+
 struct moe_where {
 	int group, slice, part; /* -1: none, any */
 };

@@ -5,8 +5,7 @@
 static void name_grad(struct moe_access_list *l, const struct moe_tensor_list *in, bool first,
 		      struct moe_tensor *slice)
 {
-	for (int i = 0; i < in->n; i++)
-		moe_access_add(l, in->item[i], MOE_R);
+	moe_access_add_all(l, in->item, in->n, MOE_R);
 	moe_access_add(l, slice, first ? MOE_W : MOE_RW);
 }
 
@@ -62,8 +61,7 @@ enum moe_status moe_task_renew(const struct moe_context *c, const struct moe_ren
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check("repack", a->array, 0));
-	for (int i = 0; i < slices.n; i++)
-		moe_access_add(&l, slices.item[i], MOE_R);
+	moe_access_add_all(&l, slices.item, slices.n, MOE_R);
 	moe_access_add(&l, ready, MOE_RW);
 	return moe_task_submit(c, MOE_KIND_repack, &moe_cl_renew, a, sizeof *a, &l,
 			       (struct moe_where){ -1, -1, -1 }, MOE_PRIORITY_UPDATE - c->layer);

@@ -13,7 +13,7 @@
 const struct tolerance fixture_exact = { 2e-6, 2e-6, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5 };
 /*
  * AdamW's first step is the sign of a gradient: of an error of .004 one element in 700 flips, which
- * alone makes .08; the fifth step has the bound of design.md 5.
+ * alone makes .08; the fifth step has the bound of training.
  */
 const struct tolerance fixture_rounded = { 2e-6, 4e-3, 5e-3, 3e-3, 5e-3, 1e-3, 1.5e-1, 5e-2 };
 
@@ -118,7 +118,7 @@ static void remember(struct fixture *g, const double *a, int64_t n)
 	}
 }
 
-/* Rows of x in 8 bits: the issue of weight formats allows 2.5 times the tolerance. */
+/* Rows of x in 8 bits: 2.5 times the tolerance is allowed. */
 static bool int8_compute(const struct fixture *g)
 {
 	const struct moe_format *f = g->format ? moe_format_find(g->format) : NULL;

@@ -20,7 +20,7 @@ static inline int bytes_zero(const struct moe_quantised *q, int64_t row, int64_t
 
 static const struct moe_code_reader bytes_reader = { bytes_codes, moe_stored_scale_at, bytes_zero };
 
-/* Every code but NaN is as likely. scale: about the size of a trained weight's. */
+/* Every code but NaN is as likely. scale: about the size of a trained weight's, a fifth of them below 0. */
 static inline struct moe_quantised random_quantised(const struct moe_format *f, int64_t n,
 						    int64_t k, int64_t group, int64_t rows,
 						    enum moe_dtype scale, bool zero)
@@ -34,17 +34,17 @@ static inline struct moe_quantised random_quantised(const struct moe_format *f, 
 	uint8_t *codes = mem((size_t)(n * k));
 	void *scales = mem((size_t)count * moe_dtype_size(scale));
 	int8_t *zeros = mem((size_t)(n * groups));
+	double largest = 0;
 
+	for (int i = 0; i < 1 << f->bits; i++)
+		largest = MOE_MAX(fabs((double)f->values[i]), largest); /* of a NaN and it, it */
 	for (int64_t i = 0; i < n * k; i++)
 		do
 			codes[i] = (uint8_t)((int)(uniform() * 0x1p20) & ((1 << f->bits) - 1));
 		while (f->values[codes[i]] != f->values[codes[i]]);
 	for (int64_t i = 0; i < count; i++)
 		moe_scale_put(scales, scale, i,
-			      (float)((.5 + fabs(uniform())) * 0x1p-6 /
-				      f->values[f->bits == 8 ? 127 - (f->codes ==
-								      MOE_CODES_SIGN_MAGNITUDE)
-							     : 7]));
+			      (float)((.5 + fabs(uniform())) * (i % 5 == 4 ? -1 : 1) * 0x1p-6 / largest));
 	for (int64_t i = 0; i < n * groups; i++)
 		zeros[i] = (int8_t)(uniform() * 8);
 	q.codes =

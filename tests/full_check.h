@@ -44,11 +44,6 @@ static inline struct moe_model_params whole_params(const char *dir, enum moe_met
 					  .masters = masters };
 }
 
-static inline bool is_expert(int role)
-{
-	return role >= MOE_ROLE_EXPERT_GATE && role <= MOE_ROLE_EXPERT_DOWN;
-}
-
 /* A field of a role's tensor, whole, in the checkpoint's layout; NULL: not trained. Freed by the
  * caller. */
 static inline float *get_tensor(const struct moe_model *m, int role, int layer, int expert,
@@ -65,7 +60,7 @@ static inline float *get_tensor(const struct moe_model *m, int role, int layer, 
 		return NULL;
 	*n = moe_shape_count(ndim, shape);
 	out = calloc((size_t)*n, sizeof *out);
-	if (is_expert(role)) {
+	if (moe_role_is_expert((enum moe_role)role)) {
 		moe_experts_get_base(x, (enum moe_expert_matrix)(role - MOE_ROLE_EXPERT_GATE), f,
 				     expert, out);
 		return out;
@@ -99,8 +94,8 @@ static inline void each_tensor(const struct moe_model *m,
 		if (role == MOE_ROLE_EXPERTS_GATE_UP || role == MOE_ROLE_EXPERTS_DOWN)
 			continue;
 		for (int l = model ? -1 : 0; l < (model ? 0 : m->arch.n_layers); l++)
-			for (int e = is_expert(role) ? 0 : -1;
-			     e < (is_expert(role) ? m->arch.n_experts : 0); e++)
+			for (int e = moe_role_is_expert((enum moe_role)role) ? 0 : -1;
+			     e < (moe_role_is_expert((enum moe_role)role) ? m->arch.n_experts : 0); e++)
 				fn(m, role, l, e, user);
 	}
 }

@@ -6,7 +6,9 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifndef GGUF_BYTES
 #define GGUF_BYTES (2 << 20)
+#endif
 
 struct gguf_bytes {
 	uint8_t bytes[GGUF_BYTES];

@@ -6,6 +6,8 @@
 #include "tests/block_check.h"
 #include "tests/tables.h"
 
+#include <math.h>
+
 #define LAYER_LORA 6
 
 static const enum moe_block_array layer_lora[LAYER_LORA] = {
@@ -127,6 +129,26 @@ static inline enum moe_status layer_backward(struct moe_expert_layer *l, struct 
 	struct layer_call a = layer_call(d, d->c.T);
 
 	return moe_experts_backward(l, &a.grad_out, scale, &a.grad_x, &a.grad_weights);
+}
+
+/* out, grad_x and grad_weights of both, bit by bit. */
+static inline void layer_same_bits(struct moe_expert_layer *a, struct moe_expert_layer *b, struct block_data *d)
+{
+	size_t n = (size_t)(d->c.T * d->c.H), w = (size_t)(d->c.T * d->c.k);
+	float *kept = malloc((2 * n + w) * sizeof *kept);
+
+	CHECK_OK(layer_forward(a, d, true));
+	CHECK_OK(layer_backward(a, d, 1));
+	memcpy(kept, d->out, n * sizeof *kept);
+	memcpy(kept + n, d->grad_x, n * sizeof *kept);
+	memcpy(kept + 2 * n, d->grad_weights, w * sizeof *kept);
+	CHECK_OK(layer_forward(b, d, true));
+	CHECK_OK(layer_backward(b, d, 1));
+	CHECK(fabsf(kept[3]) > 0 && fabsf(kept[3]) < 1e30f);
+	CHECK(!memcmp(kept, d->out, n * sizeof *kept));
+	CHECK(!memcmp(kept + n, d->grad_x, n * sizeof *kept));
+	CHECK(!memcmp(kept + 2 * n, d->grad_weights, w * sizeof *kept));
+	free(kept);
 }
 
 /* A gradient or value as doubles; free it. */

@@ -9,7 +9,7 @@
 
 #include <sys/stat.h>
 
-/* notes/kernels.md 1 and 2: bf16 kernels of one Zen 4 core. */
+/* Measured with the bf16 kernels of one Zen 4 core. */
 static inline struct moe_machine zen4(void)
 {
 	struct moe_machine m;

@@ -1,41 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* All registered forms of adapters: round trips, conversions, and what names of targets give. */
-#include "tests/harness.h"
-#include "model/adapters/adapter_form.h"
-#include "model/adapters/pattern.h"
-#include "model/adapters/targets.h"
-#include "model/file.h"
-#include "model/json.h"
-#include "model/readers/safetensors.h"
-#include "model/readers/safetensors_writer.h"
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
+/* All registered forms of adapters: round trips, conversions, and what the files say. */
+#include "tests/adapter_check.h"
 
 const char moe_suite_name[] = "adapter_forms";
 
-enum { E = 3, H = 6, I = 5, LAYERS = 3, DELTA = E * 2 * I * H };
-
-static const char *folder(const char *name)
-{
-	static char ring[4][4096];
-	static unsigned next;
-	char *buf = ring[next++ % 4];
-
-	snprintf(buf, sizeof ring[0], "%s/%s", moe_test_dir(), name);
-	return buf;
-}
-
-/* ---- an adapter of any kind ---- */
-
-struct kind {
-	const char *name;
-	bool share_a, rslora, uneven; /* uneven: scalings differ */
-	int gate_up_rank, down_rank;
-	int gates; /* 1: LoRA of the routers, 2: their weights */
-	bool attention, partial;
-};
+enum { DELTA = E * 2 * I * H };
 
 static const struct kind kinds[] = {
 	{ "own A", false, false, false, 2, 2, false, true, false },
@@ -51,97 +20,6 @@ static const struct kind kinds[] = {
 	{ "routers' weights", false, true, false, 2, 2, 2, true, false },
 	{ "some routers' weights", true, false, true, 4, 2, 2, true, true },
 };
-
-struct sample {
-	struct moe_adapter adapter;
-	struct moe_adapter_entry entries[4 * LAYERS];
-	float values[LAYERS][1000];
-};
-
-static float *take(float **p, int64_t n)
-{
-	float *at = *p;
-
-	*p += n;
-	return at;
-}
-
-static void add_matrix(struct sample *s, int layer, enum moe_adapter_target t, int64_t rank,
-		       int64_t in, int64_t out, double alpha, float **p)
-{
-	s->entries[s->adapter.n_entries++] = (struct moe_adapter_entry){ .layer = layer,
-									 .target = t,
-									 .rank = rank,
-									 .alpha = alpha,
-									 .in = in,
-									 .out = out,
-									 .a = take(p, rank * in),
-									 .b = take(p, out * rank) };
-}
-
-static void add_experts(struct sample *s, int layer, const struct kind *k, float **p)
-{
-	int64_t R = k->gate_up_rank, r = k->down_rank;
-	double s0 = 1.5;
-	struct moe_adapter_entry *e = &s->entries[s->adapter.n_entries++];
-
-	*e = (struct moe_adapter_entry){ .layer = layer,
-					 .target = MOE_ADAPTER_EXPERTS,
-					 .rank = r,
-					 .gate_up_rank = R,
-					 .n_experts = E,
-					 .hidden = H,
-					 .intermediate = I };
-	e->alpha = r ? moe_lora_alpha(k->rslora, r, k->uneven ? 2 * s0 : s0) : 0;
-	e->gate_up_alpha = R ? moe_lora_alpha(k->rslora, R, s0) : 0;
-	if (R) {
-		e->gate_a = take(p, E * R * H);
-		e->up_a = k->share_a ? NULL : take(p, E * R * H);
-		e->gate_b = take(p, E * I * R);
-		e->up_b = take(p, E * I * R);
-	}
-	if (r) {
-		e->down_a = take(p, E * r * I);
-		e->down_b = take(p, E * H * r);
-	}
-}
-
-static void make_sample(struct sample *s, const struct kind *k)
-{
-	unsigned seed = (unsigned)moe_test_seed();
-
-	memset(s, 0, sizeof *s);
-	s->adapter = (struct moe_adapter){ .rank = k->attention ? 3 : MOE_MAX(k->down_rank, 1),
-					   .alpha = k->attention ? 4.5 : 3,
-					   .rslora = k->rslora,
-					   .share_a = k->share_a,
-					   .base_model = (char *)"base/model",
-					   .entries = s->entries };
-	for (int l = 0; l < LAYERS; l++) {
-		float *p = s->values[l];
-
-		for (size_t i = 0; i < MOE_COUNT(s->values[l]); i++)
-			p[i] = (float)(rand_r(&seed) % 1999 - 999) / 512 + 1e-3f;
-		if (k->partial && l == 1)
-			continue;
-		if (k->attention) {
-			add_matrix(s, l, MOE_ADAPTER_Q, 3, H, 8, 4.5, &p);
-			add_matrix(s, l, MOE_ADAPTER_O, 3, 8, H, 4.5, &p);
-		}
-		add_experts(s, l, k, &p);
-		if (k->gates == 2)
-			s->entries[s->adapter.n_entries++] =
-				(struct moe_adapter_entry){ .layer = l,
-							    .target = MOE_ADAPTER_ROUTER,
-							    .in = H,
-							    .out = E,
-							    .weight = take(&p, E * H) };
-		else if (k->gates)
-			add_matrix(s, l, MOE_ADAPTER_ROUTER, 3, H, E, 4.5, &p);
-	}
-	for (int t = 0; t < MOE_ADAPTER_TARGETS; t++)
-		s->adapter.partial[t] = k->partial;
-}
 
 /* ---- what an adapter adds to the weights ---- */
 
@@ -230,7 +108,7 @@ static void test_conversions(void)
 			const char *first = moe_adapter_form_list[i]->name;
 			struct moe_adapter *one, *two;
 
-			make_sample(&s, &kinds[k]);
+			make_sample(&s, &kinds[k], LAYERS);
 			snprintf(what, sizeof what, "%s in %s", kinds[k].name, first);
 			CU_ASSERT_EQUAL_FATAL(moe_adapter_write(folder("one"), &s.adapter, first),
 					      MOE_OK);
@@ -262,7 +140,7 @@ static void test_exact(void)
 		const char *form = moe_adapter_form_list[i]->name;
 		const struct moe_adapter_entry *x, *y;
 
-		make_sample(&s, &kinds[0]);
+		make_sample(&s, &kinds[0], LAYERS);
 		CU_ASSERT_EQUAL_FATAL(moe_adapter_write(folder("exact"), &s.adapter, form), MOE_OK);
 		a = read_back(form, folder("exact"), form);
 		CU_ASSERT_EQUAL(moe_adapter_count_params(a), moe_adapter_count_params(&s.adapter));
@@ -302,7 +180,7 @@ static void write_kind(const struct kind *k, const char *form, bool mixtral)
 {
 	static struct sample s;
 
-	make_sample(&s, k);
+	make_sample(&s, k, LAYERS);
 	s.adapter.mixtral = mixtral;
 	CU_ASSERT_EQUAL_FATAL(moe_adapter_write(folder("said"), &s.adapter, form), MOE_OK);
 }
@@ -384,7 +262,7 @@ static void test_trained_by_peft(void)
 	static struct sample s;
 	struct moe_adapter *a;
 
-	make_sample(&s, &kinds[2]);
+	make_sample(&s, &kinds[2], LAYERS);
 	memset(s.values, 0, sizeof s.values); /* B of 0, as PEFT starts: block-diagonal by chance */
 	CU_ASSERT_EQUAL_FATAL(moe_adapter_write(folder("zero"), &s.adapter, NULL), MOE_OK);
 	a = read_back("zeros", folder("zero"), "peft");
@@ -441,7 +319,7 @@ static void test_alpha_zero(void)
 	static const char *const forms[] = { "kt", "per-expert" };
 	static struct sample s;
 
-	make_sample(&s, &kinds[8]);
+	make_sample(&s, &kinds[8], LAYERS);
 	for (size_t i = 0; i < s.adapter.n_entries; i++)
 		if (s.entries[i].target == MOE_ADAPTER_EXPERTS)
 			s.entries[i].alpha = s.entries[i].gate_up_alpha = 0;
@@ -449,144 +327,6 @@ static void test_alpha_zero(void)
 		CU_ASSERT_EQUAL(moe_adapter_write(folder("zero"), &s.adapter, forms[i]), MOE_ERR_UNSUPPORTED);
 		CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "alpha 0 and add nothing"));
 	}
-}
-
-/* ---- names of targets ---- */
-
-static void test_patterns(void)
-{
-	static const struct {
-		const char *text, *name;
-		bool suffix, matches;
-	} good[] = {
-		{ ".*\\.gate_up_proj", "model.layers.0.mlp.experts.gate_up_proj", true, true },
-		{ "gate_up_proj", "mlp.experts.gate_up_proj", true, true },
-		{ "up_proj", "mlp.experts.gate_up_proj", true, false },
-		{ "q_proj", "self_attn.q_proj", false, false },
-		{ ".*layers\\.\\d+\\.self_attn\\.(q|v)_proj", "model.layers.12.self_attn.v_proj",
-		  false, true },
-		{ ".*layers\\.(?:1|2)\\..*_proj", "model.layers.12.self_attn.v_proj", false,
-		  false },
-		{ ".*layers\\.[0-9]\\.\\w+\\.q_proj", "model.layers.7.self_attn.q_proj", false,
-		  true },
-		{ ".*\\.\\d{1,2}\\.x", "a.123.x", false, false },
-		{ "a[^.\\d]b", "acb", false, true },
-		{ "a[^.\\d]b", "a4b", false, false },
-	};
-	static const char *const bad[] = { "(?=a)b", "(a)\\1",	   "a*?", "a{1,999}",
-					   "a{2,}",  "(a",	   "[a",  "a{1}{2}{3}",
-					   "\\bq",   "[[:alpha:]]" };
-	char long_text[514] = "";
-	regex_t re;
-
-	for (size_t i = 0; i < MOE_COUNT(good); i++) {
-		CU_ASSERT_EQUAL_FATAL(moe_pattern_compile(good[i].text, good[i].suffix, "x", &re),
-				      MOE_OK);
-		if (moe_pattern_matches(&re, good[i].name) != good[i].matches) {
-			printf("'%s' on '%s'\n", good[i].text, good[i].name);
-			CU_FAIL("another match");
-		}
-		regfree(&re);
-	}
-	memset(long_text, 'a', sizeof long_text - 1);
-	CU_ASSERT_EQUAL(moe_pattern_compile(long_text, false, "lora_targets", &re), MOE_ERR_UNSUPPORTED);
-	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "has more than 512 characters"));
-	for (size_t i = 0; i < MOE_COUNT(bad); i++) {
-		enum moe_status st = moe_pattern_compile(bad[i], false, "lora_targets", &re);
-
-		if (st == MOE_OK)
-			printf("'%s' compiled\n", bad[i]);
-		CU_ASSERT(st == MOE_ERR_UNSUPPORTED || st == MOE_ERR_FORMAT);
-		CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "lora_targets"));
-	}
-}
-
-/* "q k v o experts gate shared": layers of each as bits. */
-static void expect_targets(const struct moe_arch *arch, const char *text, const char *want,
-			   const char *how)
-{
-	static struct moe_targets t;
-	char got[256] = "", is[64];
-
-	if (moe_targets_resolve(text, arch, &t) != MOE_OK)
-		snprintf(got, sizeof got, "%s", moe_last_error());
-	for (int i = 0; !*got || got[strlen(got) - 1] == ' '; i++) {
-		unsigned bits = 0;
-
-		if (i == (t.any[MOE_ADAPTER_SHARED_FFN + 2] ? MOE_ADAPTER_DENSE_FFN
-							    : MOE_ADAPTER_SHARED_FFN))
-			break;
-		for (int l = 0; l < arch->n_layers; l++)
-			bits |= (unsigned)t.on[i][l] << l;
-		snprintf(got + strlen(got), sizeof got - strlen(got), "%x ", bits);
-	}
-	snprintf(is, sizeof is, "%s%s%s%s", t.gate_up ? "gate_up " : "", t.down ? "down " : "",
-		 t.fused ? "fused " : "", t.fused_twice ? "twice " : "");
-	if (strcmp(got, want) || strcmp(is, how))
-		printf("%s: %s(%s), expected %s(%s)\n", text, got, is, want, how);
-	CU_ASSERT_STRING_EQUAL(got, want);
-	CU_ASSERT_STRING_EQUAL(is, how);
-}
-
-static void test_targets(void)
-{
-	static struct moe_arch arch, other;
-	static struct moe_targets t;
-	static const struct {
-		const char *text;
-		const char *says;
-	} bad[] = {
-		{ "w_proj", "\"w_proj\"" },
-		{ "q_proj,lm_head", "\"lm_head\"" },
-		{ "up_proj", "name both" },
-		{ "q_proj,gate_proj", "name both" },
-		{ ".*nothing.*", "\".*nothing.*\"" },
-		{ ".*(", "lora_targets" },
-		{ "shared_expert_gate", "\"shared_expert_gate\"" },
-		{ "layers.4.self_attn.q_proj", "layers.4" },
-		{ "", "names nothing" },
-		{ " , ", "names nothing" },
-	};
-
-	CU_ASSERT_EQUAL_FATAL(moe_arch_load(moe_test_path("tests/fixtures/ckpt/qwen3moe"), &arch),
-			      MOE_OK);
-	arch.layer_is_moe[0] = false;
-	expect_targets(&arch, "experts,q_proj", "f 0 0 0 e 0 0 ", "gate_up down ");
-	expect_targets(&arch, "all", "f f f f e 0 0 ", "gate_up down ");
-	expect_targets(&arch, "All-Linear", "f f f f e e 0 ", "gate_up down twice ");
-	expect_targets(&arch, "self_attn.v_proj, gate", "0 0 f 0 0 e 0 ", "");
-	expect_targets(&arch, "gate_proj,up_proj", "0 0 0 0 e 0 0 ", "gate_up twice ");
-	expect_targets(&arch, "down_proj", "0 0 0 0 e 0 0 ", "down ");
-	expect_targets(&arch, "mlp.experts.gate_up_proj,mlp.experts.down_proj", "0 0 0 0 e 0 0 ",
-		       "gate_up down fused ");
-	expect_targets(&arch, "layers.2.self_attn.q_proj", "4 0 0 0 0 0 0 ", "");
-	expect_targets(&arch, ".*\\.(q|v)_proj", "f 0 f 0 0 0 0 ", "");
-	expect_targets(&arch, ".*layers\\.[13]\\.mlp\\.experts\\..*", "0 0 0 0 a 0 0 ",
-		       "gate_up down twice ");
-	for (size_t i = 0; i < MOE_COUNT(bad); i++) {
-		CU_ASSERT(moe_targets_resolve(bad[i].text, &arch, &t) != MOE_OK);
-		if (!strstr(moe_last_error(), bad[i].says)) {
-			printf("'%s': %s\n", bad[i].text, moe_last_error());
-			CU_FAIL("another error text");
-		}
-	}
-	CU_ASSERT_EQUAL_FATAL(
-		moe_arch_load(moe_test_path("tests/fixtures/configs/qwen1.5-moe-a2.7b"), &other),
-		MOE_OK);
-	other.n_layers = 4;
-	/* PEFT leaves Qwen2-MoE's experts out, and adapts the shared one */
-	expect_targets(&other, "all-linear", "f f f f 0 0 f f f f ", "");
-	expect_targets(&other, "all", "f f f f f 0 f f f f ", "gate_up down ");
-	expect_targets(&other, "down_proj", "0 0 0 0 0 0 0 0 0 f ", "");
-	expect_targets(&other, "experts", "0 0 0 0 f 0 0 ", "gate_up down ");
-	expect_targets(&other, "mlp.experts.down_proj", "0 0 0 0 f 0 0 ", "down ");
-	CU_ASSERT_EQUAL_FATAL(
-		moe_arch_load(moe_test_path("tests/fixtures/configs/mixtral-8x7b"), &other),
-		MOE_OK);
-	other.n_layers = 4;
-	expect_targets(&other, "w1,w2,w3", "0 0 0 0 f 0 0 ", "gate_up down twice ");
-	expect_targets(&other, ".*block_sparse_moe\\.experts\\.\\d\\.w2", "0 0 0 0 f 0 0 ",
-		       "down ");
 }
 
 /* The text of a refusal names module, shapes and the base model. */
@@ -599,11 +339,11 @@ static void test_other_base(void)
 
 	CU_ASSERT_EQUAL_FATAL(moe_arch_load(moe_test_path("tests/fixtures/ckpt/qwen3moe"), &arch),
 			      MOE_OK);
-	make_sample(&s, &kinds[0]);
+	make_sample(&s, &kinds[0], LAYERS);
 	CU_ASSERT_EQUAL(moe_adapter_check(&s.adapter, &arch), MOE_ERR_FORMAT);
 	for (size_t i = 0; i < MOE_COUNT(said); i++)
 		CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), said[i]));
-	make_sample(&s, &kinds[8]);
+	make_sample(&s, &kinds[8], LAYERS);
 	CU_ASSERT_EQUAL(moe_adapter_check(&s.adapter, &arch), MOE_ERR_FORMAT);
 	CU_ASSERT_PTR_NOT_NULL(strstr(moe_last_error(), "3 experts of gate and up [5, 6]"));
 	s.entries[0].layer = 77;
@@ -618,8 +358,7 @@ const struct moe_test moe_suite_tests[] = {
 	{ "B of zeros", test_trained_by_peft },
 	{ "kt refusals", test_kt_refusals },
 	{ "alpha 0", test_alpha_zero },
-	{ "patterns", test_patterns },
-	{ "targets", test_targets },
 	{ "another base model", test_other_base },
 	{ NULL, NULL },
 };
+

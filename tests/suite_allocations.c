@@ -160,17 +160,16 @@ static const struct block_case large = { .E = 2, .k = 2, .H = 1024, .I = 1024, .
 #define MATRIX ((long long)1024 * 1024 * 2)
 
 /* What docs/formats.md says of a matrix: codes, and scales (with zeros) per row and group. */
-static double format_bytes(const struct moe_format *f, int64_t n, int64_t k)
+static double bytes_of(const struct moe_coding *c, int64_t n, int64_t k)
 {
-	struct moe_coding c = moe_format_coding(f, k);
-	int64_t groups = (k + c.group - 1) / c.group;
-
-	return (double)(n * k * f->bits / 8 + n * groups * (int64_t)moe_scale_bytes(&c));
+	return (double)(n * k * c->format->bits / 8 + n * moe_groups(c, k) * (int64_t)moe_scale_bytes(c));
 }
 
 static double layer_bytes(const struct moe_format *f, const struct block_case *c)
 {
-	return c->E * (2 * format_bytes(f, c->I, c->H) + format_bytes(f, c->H, c->I));
+	struct moe_coding wide = moe_format_coding(f, c->H), down = moe_format_coding(f, c->I);
+
+	return c->E * (2 * bytes_of(&wide, c->I, c->H) + bytes_of(&down, c->H, c->I));
 }
 
 /* Of the engine's mappings: room to begin at a huge page, which is never touched. */
@@ -329,8 +328,130 @@ static void test_trained(void)
 		formats(&c, parts);
 }
 
+/* ---- one block ---- */
+
+/* As a checkpoint stores them: [E, ...] of codes, scales and zeros of w [E, n, k]. */
+static void store(const struct moe_coding *c, int64_t E, int64_t n, int64_t k, const float *w,
+		  struct moe_quantised_arrays *out)
+{
+	const struct moe_code_writer *writer = c->format->layout[0].writer;
+	struct moe_array *to[3] = { &out->codes, &out->scale, &out->zero };
+
+	*out = (struct moe_quantised_arrays){ .struct_size = sizeof *out };
+	for (int64_t e = 0; e < E; e++) {
+		struct moe_quantised q = { .coding = *c, .n = n, .k = k, .rows = c->rows };
+		struct moe_stored s = { .zero_name = "" };
+		struct moe_array *of[3] = { &s.codes, &s.scale, &s.zero };
+		void *memory = NULL;
+
+		CHECK_OK(moe_quantise_as(w + e * n * k, MOE_F32, k, &q, &memory));
+		CHECK_OK(writer->shapes(&q, &s));
+		for (int i = 0; i < 3; i++) {
+			size_t bytes = (size_t)moe_shape_count(of[i]->ndim, of[i]->shape) * moe_dtype_size(of[i]->dtype);
+
+			if (!of[i]->ndim)
+				continue;
+			if (!e) {
+				*to[i] = *of[i];
+				to[i]->ndim++;
+				to[i]->shape[0] = E;
+				memcpy(to[i]->shape + 1, of[i]->shape, (size_t)of[i]->ndim * sizeof *of[i]->shape);
+				to[i]->data = malloc((size_t)E * bytes);
+			}
+			of[i]->data = (char *)to[i]->data + (size_t)e * bytes;
+		}
+		CHECK_OK(writer->store(&q, &s));
+		moe_free(memory);
+	}
+}
+
+/* Codes for the experts' matrices, the others as they are. */
+static struct moe_block *make_block(struct moe_engine *e, const struct moe_coding *c, const struct block_data *d)
+{
+	struct moe_block_params p = block_params_of(&d->c);
+	struct moe_quantised_arrays q;
+	struct moe_block *b = NULL;
+
+	p.weight_format = c->format->name;
+	CHECK_OK(moe_block_create(e, &p, &b));
+	for (int i = 0; b && i < BLOCK_WEIGHTS; i++) {
+		struct moe_array a = { .data = d->w[i], .dtype = MOE_F32 };
+
+		a.ndim = block_shape(&d->c, (enum moe_block_array)i, a.shape);
+		if (i > MOE_BLOCK_DOWN_PROJ && a.ndim)
+			CHECK_OK(moe_block_set(b, (enum moe_block_array)i, &a));
+		if (i > MOE_BLOCK_DOWN_PROJ)
+			continue;
+		store(c, a.shape[0], a.shape[1], a.shape[2], d->w[i], &q);
+		CHECK_OK(moe_block_set_quantised(b, (enum moe_block_array)i, &q));
+		CHECK_OK(moe_block_set_quantised(b, (enum moe_block_array)i, &q)); /* in place */
+		free(q.codes.data), free(q.scale.data), free(q.zero.data);
+	}
+	return b;
+}
+
+/* Weights take what their scales need, and all of it in training a tenth more at most, beside LoRA. */
+static void watch_block(struct moe_engine *e, const struct moe_coding *c, struct block_data *d)
+{
+	static const char *const trained[] = { "lora", "gradients", "moments" };
+	struct moe_adamw_params adamw = adamw_default();
+	double weights = 3 * d->c.E * bytes_of(c, d->c.I, d->c.H); /* I is H */
+	long long before = live_bytes(e), most;
+	struct moe_block *b = make_block(e, c, d);
+	size_t plan = moe_memory_bytes(e, "weights", -1);
+
+	atomic_store(&peak, 0);
+	for (int i = 0; b && i < STEPS; i++) {
+		CHECK_OK(block_forward(b, d, true, d->out));
+		CHECK_OK(block_backward(b, d));
+		CHECK_OK(moe_block_update(b, &adamw));
+	}
+	most = atomic_load(&peak) - alignment_bytes(e) - scratch_bytes(e) - before;
+	for (size_t i = 0; i < MOE_COUNT(trained); i++)
+		most -= (long long)moe_memory_bytes(e, trained[i], -1);
+	CHECK((double)plan >= weights && (double)plan < 1.02 * weights);
+	CHECK((double)most >= weights && (double)most < 1.1 * weights);
+	printf("  block in %s, scales %s%s: plan %+.1f %%, peak %+.1f %% of %.1f MiB\n", c->format->name,
+	       c->scale == MOE_SCALE_UE8M0 ? "UE8M0" : moe_dtype_name(c->scale), c->zero ? " with zeros" : "",
+	       100 * ((double)plan / weights - 1), 100 * ((double)most / weights - 1), weights / 0x1p20);
+	moe_block_destroy(b);
+	CHECK(moe_memory_bytes(e, "weights", -1) == 0);
+}
+
+/* Each format with all scales and zeros that its first layout stores. */
+static void test_blocks(void)
+{
+	struct block_case c = large;
+	struct block_data d;
+	struct moe_engine *e;
+
+	if (!watched())
+		return;
+	c.E = 8;
+	e = layer_engine(2, 2);
+	block_data_make(&d, &c);
+	warm_up(e, false);
+	for (int i = 0; moe_format_list[i]; i++) {
+		const struct moe_format *f = moe_format_list[i];
+		struct moe_coding coding = moe_format_coding(f, c.H);
+
+		if (!f->layout[0].writer)
+			continue;
+		watch_block(e, &coding, &d);
+		coding.scale = f->scale == MOE_BF16 ? MOE_F32 : MOE_BF16;
+		if (f->scale != MOE_SCALE_UE8M0 && f->encode)
+			watch_block(e, &coding, &d);
+		coding.zero = true;
+		if (f->quantise && f->quantise_zero)
+			watch_block(e, &coding, &d);
+	}
+	block_data_free(&d);
+	CHECK_OK(moe_engine_close(e));
+}
+
 const struct moe_test moe_suite_tests[] = {
 	{ "LoRA on frozen codes, every format and table", test_frozen },
 	{ "masters and codes made of them, one part and three", test_trained },
+	{ "a block's weights take what their scales need, every format", test_blocks },
 	{ NULL, NULL },
 };

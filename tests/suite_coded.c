@@ -254,7 +254,7 @@ static double *product(int m, int64_t n, int64_t k, const float *x, const float 
 	return y;
 }
 
-/* Errors of rounding x and LoRA to bf16, or x to 8 bits; of few values */
+/* Errors of rounding x and LoRA to bf16, or x to 8 bits; of few values. Twice that of a single row, whose sums may cancel */
 static const double int_error[] = { [MOE_COMPUTE_INT16] = 4e-3, [MOE_COMPUTE_INT8] = 9e-3 };
 
 static void ints_of(const struct moe_quantised *q, enum moe_compute compute, int m, int r)
@@ -293,7 +293,8 @@ static void ints_of(const struct moe_quantised *q, enum moe_compute compute, int
 		for (int64_t j = 0; j < k; j++)
 			for (int c = 0; c < r; c++)
 				exact[i * k + j] += 1.5f * b[i * r + c] * a[c * k + j];
-	CU_ASSERT_TRUE(relative_l2(y, product(m, n, k, x, exact), m * n) < int_error[compute]);
+	CU_ASSERT_TRUE(relative_l2(y, product(m, n, k, x, exact), m * n) <
+		       int_error[compute] * (m == 1 ? 2 : 1));
 }
 
 static void ints_rows(const struct moe_quantised *q)

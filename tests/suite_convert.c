@@ -339,7 +339,7 @@ static void test_errors(void)
 	refused(gptq, no_zeros, "bf16", MOE_ERR_FORMAT, EXPERT ".qzeros is missing");
 	refused(mxfp4, scale_of_others, "bf16", MOE_ERR_FORMAT,
 		"gate_up_proj_scales has 3 dimensions and begins with 7");
-	refused(fp8, NULL, "int5", MOE_ERR_ARG, "weights \"int5\": int8, int4, fp8, mxfp4");
+	refused(fp8, NULL, "int5", MOE_ERR_ARG, "weights \"int5\": fp8, gptq, awq, int4");
 }
 
 const struct moe_test moe_suite_tests[] = {

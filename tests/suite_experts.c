@@ -13,7 +13,7 @@ const char moe_suite_name[] = "experts";
 
 /*
  * Inputs need no rounding (block_check.h): tables of f32 panels round what they keep for the backward,
- * the others each operand; LoRA's share is large here. suite_expert_errors has the bars.
+ * the others each operand; LoRA's share is large here. suite_bars has the bars.
  */
 static struct table_tolerance tolerance(void)
 {

@@ -43,26 +43,6 @@ static struct moe_expert_layer *make(struct moe_engine *e, const struct block_ca
 	return l;
 }
 
-/* out, grad_x and grad_weights of both, bit by bit. */
-static void same_bits(struct moe_expert_layer *a, struct moe_expert_layer *b, struct block_data *d)
-{
-	size_t n = (size_t)(d->c.T * d->c.H), w = (size_t)(d->c.T * d->c.k);
-	float *kept = malloc((2 * n + w) * sizeof *kept);
-
-	CHECK_OK(layer_forward(a, d, true));
-	CHECK_OK(layer_backward(a, d, 1));
-	memcpy(kept, d->out, n * sizeof *kept);
-	memcpy(kept + n, d->grad_x, n * sizeof *kept);
-	memcpy(kept + 2 * n, d->grad_weights, w * sizeof *kept);
-	CHECK_OK(layer_forward(b, d, true));
-	CHECK_OK(layer_backward(b, d, 1));
-	CHECK(isfinite(kept[3]) && kept[3] != 0);
-	CHECK(!memcmp(kept, d->out, n * sizeof *kept));
-	CHECK(!memcmp(kept + n, d->grad_x, n * sizeof *kept));
-	CHECK(!memcmp(kept + 2 * n, d->grad_weights, w * sizeof *kept));
-	free(kept);
-}
-
 /* ---- fused ---- */
 
 /* Tensors of one fused weight: codes, scale. */
@@ -206,7 +186,7 @@ static void one_layout(struct moe_engine *e, const struct block_case *c, const s
 				    moe_experts_load_file(a, path(), NULL, mapped ? map : NULL, 3)))
 				printf("  %s: %s\n", f->name, moe_last_error());
 			CHECK_OK(layer_load(b, &d, mapped ? map : NULL, 3));
-			same_bits(a, b, &d);
+			layer_same_bits(a, b, &d);
 			moe_experts_destroy(a), moe_experts_destroy(b);
 		}
 		if (c->I % 128 == 0)
@@ -346,7 +326,7 @@ static void kt_folder(void)
 				if (!CHECK_OK(moe_experts_load_file(a, dir, NULL, NULL, 0)))
 					printf("  %s\n", moe_last_error());
 				CHECK_OK(layer_load(b, &d, NULL, 0));
-				same_bits(a, b, &d);
+				layer_same_bits(a, b, &d);
 				moe_experts_destroy(a), moe_experts_destroy(b);
 				block_data_free(&d);
 			}
@@ -398,7 +378,7 @@ static void test_backward_weights(void)
 	CHECK_OK(moe_experts_load_file(b, dir, NULL, NULL, 0));
 	CHECK(notes == 1);
 	moe_log_set(NULL, NULL);
-	same_bits(a, b, &d);
+	layer_same_bits(a, b, &d);
 	moe_experts_destroy(a), moe_experts_destroy(b);
 	block_data_free(&d);
 	CHECK_OK(moe_engine_close(e));

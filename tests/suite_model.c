@@ -61,7 +61,7 @@ static const char *const lora_names[MOE_LORA_ARRAYS] = {
 
 /*
  * ||got - want|| / ||want - init||: AdamW turns a gradient of rounding size into a step of full
- * size, so parameters are compared against how far they moved (design.md 5).
+ * size, so parameters are compared against how far they moved.
  */
 static void expect_moved(const char *what, int layer, int array, const float *got,
 			 const float *want, int64_t n, double most)
@@ -217,11 +217,11 @@ static void check_golden_training(void)
 
 		printf("  step %d loss %.6f, golden %.6f, gradient norm %.5f\n", (int)i, loss,
 		       (double)losses[i], r.norm.norm);
-		/* design.md 5's 1e-3 is of one block; here choices of experts may differ too */
+		/* A block's bar is 1e-3; here choices of experts may differ too */
 		CU_ASSERT_DOUBLE_EQUAL(loss, (double)losses[i],
 				       limit(1e-4, 2e-3 * (double)losses[i]));
 		if (i == 0)
-			/* to design.md 5's .005 of a block comes what reaches it from the head */
+			/* to a block's .005 comes what reaches it from the head */
 			golden_lora(r.m, "grad0", 3, false, MOE_GRAD, limit(1e-4, 1e-2));
 	}
 	golden_lora(r.m, "step5", 3, false, MOE_VALUE, 0.05);

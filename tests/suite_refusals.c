@@ -367,7 +367,7 @@ static const struct row files[] = {
 	{ weights_parts, MOE_ERR_ARG, "kt_parts 65: 1 to 64 are possible" },
 	{ weights_no_parts, MOE_ERR_ARG, "weights \"int8\": kt_parts and kt_backward are for \"kt-int8\"" },
 	{ weights_kt_layers, MOE_ERR_ARG, "weights \"kt-int8\" are experts: layers \"linear\" is not possible" },
-	{ weights_unknown, MOE_ERR_ARG, "weights \"int3\": int8, int4" },
+	{ weights_unknown, MOE_ERR_ARG, "weights \"int3\": fp8, gptq" },
 	{ weights_layers, MOE_ERR_ARG, "layers \"attention\": experts and linear" },
 	{ inspect_nothing, MOE_ERR_ARG, "path or json is NULL" },
 	{ inspect_unsized, MOE_ERR_ARG, "inspect params: struct_size is not set" },

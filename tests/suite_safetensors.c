@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 const char moe_suite_name[] = "safetensors";
@@ -313,7 +314,8 @@ static void test_many_tensors(void)
 	char(*names)[80] = calloc(COUNT, sizeof *names);
 	const char *path = temp_path("many.safetensors");
 	struct moe_safetensors *st = NULL;
-	double start;
+	double seconds; /* of CPU time: quadratic look-up takes minutes, other programs nothing */
+	clock_t start;
 
 	for (int i = 0; i < COUNT; i++) {
 		snprintf(names[i], sizeof names[i],
@@ -324,14 +326,15 @@ static void test_many_tensors(void)
 						 .shape = { 1 },
 						 .data = small_values };
 	}
-	start = moe_now();
+	start = clock();
 	CU_ASSERT_EQUAL_FATAL(moe_safetensors_write(path, items, COUNT, NULL, 0), MOE_OK);
 	CU_ASSERT_EQUAL_FATAL(moe_safetensors_open(path, &st), MOE_OK);
 	for (int i = 0; i < COUNT; i++)
 		if (!moe_safetensors_find(st, names[i]))
 			CU_FAIL("a tensor is lost");
-	printf("%.2f s ", moe_now() - start);
-	CU_ASSERT(moe_now() - start < 10);
+	seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
+	printf("%.2f s ", seconds);
+	CU_ASSERT(seconds < 10);
 	moe_safetensors_close(st);
 	free(items);
 	free(names);

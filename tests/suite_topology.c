@@ -8,6 +8,8 @@
 #include "tests/block_check.h"
 #include "tests/graph_check.h"
 
+#include <sched.h>
+
 const char moe_suite_name[] = "topology";
 
 struct machine {
@@ -256,6 +258,96 @@ static void placement(void)
 		in_child(policies[i], placement_child, policies[i]);
 }
 
+/* ---- the start of a graph ---- */
+
+#define FIRST 8 /* as in engine/start.c */
+
+static struct {
+	uint64_t base;
+	atomic_int worker[64]; /* of each task, plus one */
+} ran;
+
+static void note_worker(const struct moe_task_event *event, void *user)
+{
+	(void)user;
+	if (event->id - ran.base < MOE_COUNT(ran.worker))
+		ran.worker[event->id - ran.base] = event->worker + 1;
+}
+
+static void note_first(const struct moe_task_event *event, void *user)
+{
+	(void)user;
+	if (!ran.base)
+		ran.base = event->id;
+}
+
+/* Nothing runs before all is submitted; the first tasks then keep away from worker `mine`. */
+static void start_once(struct moe_engine *e, int mine, bool busy)
+{
+	struct moe_observer observer = { .submitted = note_first, .executed = note_worker };
+	struct graph before, g;
+
+	CHECK_OK(moe_engine_wait(e));
+	memset(&ran, 0, sizeof ran);
+	CHECK_OK(moe_engine_observe(e, &observer));
+	CHECK_OK(moe_engine_hold(e));
+	graph_make(&before, 6, 2, moe_engine_parts(e));
+	graph_register(&before, e);
+	graph_make(&g, 6, 40, moe_engine_parts(e));
+	graph_register(&g, e);
+	if (busy)
+		graph_submit(&before, e, NULL);
+	ran.base = 0;
+	graph_submit(&g, e, NULL);
+	CHECK_OK(moe_engine_release(e));
+	CHECK_OK(moe_engine_wait(e));
+	graph_verify(&g, 1);
+	for (int i = 0; i < g.n_tasks; i++)
+		CHECK(ran.worker[i] > 0);
+	for (int i = 0; i < FIRST && !busy; i++)
+		CHECK(ran.worker[i] != mine + 1);
+	CHECK_OK(moe_engine_observe(e, NULL));
+	graph_free(&before);
+	graph_free(&g);
+}
+
+static void start_child(const void *arg)
+{
+	const char *policy = arg;
+	struct moe_engine_params p = { .struct_size = sizeof p, .workers = 4, .parts = 2, .policy = policy };
+	struct moe_engine *e;
+	cpu_set_t here;
+	int mine = -1;
+
+	enter_machine(&machines[0]); /* two nodes of two cores; its CPU 0 is the machine's, too */
+	CPU_ZERO(&here);
+	CPU_SET(sched_getcpu(), &here);
+	CHECK_OK(moe_engine_open(&p, &e));
+	CHECK(!sched_setaffinity(0, sizeof here, &here));
+	for (int w = 0; w < 4; w++)
+		if (CPU_ISSET(MOE_MAX(moe_engine_worker_cpu(e, w), 0), &here))
+			mine = w;
+	for (int i = 0; i < 3; i++)
+		start_once(e, mine, i == 1);
+	CHECK(info_of(e).remote_tasks == 0);
+	CHECK_OK(moe_engine_close(e));
+	/* any worker will do in one part; a single worker is left alone */
+	p.parts = 1;
+	for (p.workers = 2; p.workers >= 1; p.workers--) {
+		CHECK_OK(moe_engine_open(&p, &e));
+		start_once(e, p.workers > 1 ? mine : -1, false);
+		CHECK_OK(moe_engine_close(e));
+	}
+}
+
+static void starts(void)
+{
+	static const char *const policies[] = { "eager", "prio", "lws", "ws", "dmda", "dmdas" };
+
+	for (size_t i = 0; i < MOE_COUNT(policies); i++)
+		in_child(policies[i], start_child, policies[i]);
+}
+
 static void bad_machine_child(const void *arg)
 {
 	struct moe_engine_params p = { .struct_size = sizeof p };
@@ -279,6 +371,7 @@ const struct moe_test moe_suite_tests[] = {
 	{ "workers, nodes and memory of parts", fake_machines },
 	{ "part_specs", part_specs },
 	{ "strict and soft placement", placement },
+	{ "the start of a graph", starts },
 	{ "unreadable topology", bad_machine },
 	{ NULL, NULL },
 };

@@ -10,7 +10,7 @@
 #include "codelets/kernels/kernels.h"
 #include "tests/harness.h"
 
-/* Relative L2 errors against f64 (design.md 5): f32 for ref, else what bf16 operands allow. */
+/* Relative L2 errors against f64: f32 for ref, else what bf16 operands allow. */
 struct table_tolerance {
 	double out, grad_x, grad_weights, grad, loss;
 };

@@ -2,20 +2,13 @@
 /* What the process has resident, from /proc; 0 where that cannot be read. */
 #include "train/train.h"
 
+#include "engine/available.h"
+
 #include <stdio.h>
-#include <unistd.h>
 
 double moe_rss_gib(void)
 {
-	FILE *f = fopen("/proc/self/statm", "re");
-	long size, resident = 0;
-
-	if (f) {
-		if (fscanf(f, "%ld %ld", &size, &resident) != 2)
-			resident = 0;
-		fclose(f);
-	}
-	return (double)resident * (double)sysconf(_SC_PAGESIZE) / (1 << 30);
+	return (double)moe_memory_resident() / (1 << 30);
 }
 
 double moe_peak_rss_gib(void)

@@ -3,11 +3,11 @@
 #ifndef MOE_BENCH_KERNELS_KERNELS_BENCH_H
 #define MOE_BENCH_KERNELS_KERNELS_BENCH_H
 
+#include "bench/measure.h"
 #include "codelets/kernels/packed/layout.h"
 
 /* ---- kernels_roof.c ---- */
 
-double thread_seconds(void); /* CPU time of this thread: other processes' slices do not count */
 /* `bytes` of zeroed memory in 2 MiB pages where the system has them; exits without memory */
 struct huge {
 	void *data, *mapping;

@@ -7,13 +7,6 @@
 #define BF16_FLOPS_PER_CLOCK 64 /* one vdpbf16ps of 512 bits per cycle */
 #define QUIET 0.95		/* of them that the register loop must reach */
 
-static int by_value(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
-
 double quantile(const struct samples *s, double q)
 {
 	struct samples sorted = *s;
@@ -22,7 +15,7 @@ double quantile(const struct samples *s, double q)
 
 	if (!s->n)
 		return 0;
-	qsort(sorted.value, (size_t)s->n, sizeof sorted.value[0], by_value);
+	sort_values(sorted.value, s->n);
 	return i + 1 < s->n ? sorted.value[i] + (at - i) * (sorted.value[i + 1] - sorted.value[i])
 			    : sorted.value[i];
 }

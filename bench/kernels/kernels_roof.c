@@ -8,14 +8,6 @@
 
 #define HUGE_PAGE ((size_t)2 << 20)
 
-double thread_seconds(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 struct huge huge_open(size_t bytes)
 {
 	struct huge h = { .mapped = (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE + HUGE_PAGE };

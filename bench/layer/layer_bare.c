@@ -6,6 +6,7 @@
  * packing, no LoRA, no epilogue. Tables without tiles run their dense layers.
  */
 #include "bench/layer/layer_bench.h"
+#include "bench/measure.h"
 
 #include "codelets/kernels/packed/layout.h"
 #include "engine/engine.h"
@@ -131,14 +132,6 @@ static void backward(struct bare_thread *t, int e)
 	k->linear_bwd(m, &b->up[e], dh, b->I, NULL, t->dx, b->H, true, t->scratch);
 }
 
-static double cpu_now(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
-	return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
-}
-
 /* The thread's clock, not its parent's: with every core busy the parent wakes late. */
 static void each_expert(struct bare_thread *t, struct bare_phase *phase, atomic_int *next,
 			void (*run)(struct bare_thread *, int))
@@ -148,13 +141,13 @@ static void each_expert(struct bare_thread *t, struct bare_phase *phase, atomic_
 	int e;
 
 	pthread_barrier_wait(&b->barrier);
-	cpu = cpu_now();
+	cpu = thread_seconds();
 	phase->start = moe_now();
 	while ((e = atomic_fetch_add_explicit(next, 1, memory_order_relaxed)) < b->E)
 		if (b->rows[e])
 			run(t, e);
 	phase->end = moe_now();
-	phase->cpu = cpu_now() - cpu;
+	phase->cpu = thread_seconds() - cpu;
 }
 
 static void *thread_main(void *arg)

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Quantised experts of bench_layer: made from the random weights, handed over as a checkpoint has
- * them. */
+/* Quantised experts of bench_layer: made from the random weights, handed over as a checkpoint has them. */
 #include "bench/layer/layer_bench.h"
 
 #include "codelets/kernels/kernels.h"
-
-#include <stdlib.h>
 
 #define PER_ROW "_row"
 

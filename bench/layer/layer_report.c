@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What bench_layer prints: a table, JSON lines, and what the library decided. */
 #include "bench/layer/layer_bench.h"
+#include "bench/measure.h"
 
 #include "codelets/kernels/kernels.h"
 #include "engine/engine.h"
@@ -41,13 +42,6 @@ static bool is_bare(int metric)
 	       metric == LAYER_BARE_CPU || metric == LAYER_STEP_OVER_BARE_CPU;
 }
 
-static int ascending(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
-
 /* Sorted values of one metric in its unit; released by the caller. */
 static double *sorted(const struct layer_result *r, int metric)
 {
@@ -56,7 +50,7 @@ static double *sorted(const struct layer_result *r, int metric)
 	for (int i = 0; v && i < r->n; i++)
 		v[i] = r->samples[i].value[metric] * metrics[metric].scale;
 	if (v)
-		qsort(v, (size_t)r->n, sizeof *v, ascending);
+		sort_values(v, r->n);
 	return v;
 }
 

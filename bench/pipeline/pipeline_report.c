@@ -5,7 +5,6 @@
 #include "engine/base.h"
 
 #include <cjson/cJSON.h>
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <unistd.h>

@@ -2,7 +2,6 @@
 #include "model/adapters/adapter_config.h"
 #include "model/adapters/pattern.h"
 
-#include <stdlib.h>
 #include <strings.h>
 
 /* ---- reading ---- */

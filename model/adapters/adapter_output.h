@@ -40,6 +40,8 @@ typedef bool (*moe_adapter_setting_fn)(const struct moe_adapter_output *out,
 /* Starts the configuration; every form's write calls it first. */
 enum moe_status moe_adapter_begin(struct moe_adapter_output *out, int64_t rank, double alpha,
 				  bool rslora);
+/* The same for a form with one scaling, out->uniform, for all experts. MOE_ERR_UNSUPPORTED: it is 0, and then no B says so. */
+enum moe_status moe_adapter_begin_uniform(struct moe_adapter_output *out, int64_t rank);
 /* Appends a tensor with a formatted name; *it is valid until the next call. */
 enum moe_status moe_adapter_add(struct moe_adapter_items *items, struct moe_st_item **it,
 				const char *fmt, ...) MOE_PRINTF(3, 4);

@@ -16,6 +16,14 @@ enum moe_status moe_adapter_begin(struct moe_adapter_output *out, int64_t rank, 
 	return moe_adapter_config_new(out->adapter, rank, alpha, rslora, &out->config);
 }
 
+enum moe_status moe_adapter_begin_uniform(struct moe_adapter_output *out, int64_t rank)
+{
+	if (!out->uniform)
+		return moe_fail(MOE_ERR_UNSUPPORTED, "the adapter's experts have alpha 0 and add nothing: this form cannot say "
+						     "so, peft can");
+	return moe_adapter_begin(out, rank, moe_lora_alpha(false, rank, out->uniform), false);
+}
+
 enum moe_status moe_adapter_add(struct moe_adapter_items *items, struct moe_st_item **it,
 				const char *fmt, ...)
 {

@@ -13,6 +13,7 @@
 #include "model/quantised.h"
 
 #define MOE_GGUF_DIMS 4
+#define MOE_GGUF_LAYERS 4096 /* at most */
 
 /* A type of tensors: `values` weights, neighbours in a row, lie in one block of `bytes`. */
 struct moe_gguf_type {
@@ -87,8 +88,11 @@ enum moe_status moe_gguf_size(const struct moe_gguf *g, const struct moe_gguf_ar
 enum moe_status moe_gguf_config(const struct moe_gguf *g, cJSON **out);
 /* The same of a file. */
 enum moe_status moe_gguf_read_config(const char *path, cJSON **out);
-/* Fills a table with the tensors under the names of transformers; it takes g's files. */
+/*
+ * Fills a table with the tensors under the names of transformers; it takes g's files. experts_only: the experts that
+ * there are, and nothing else of the file is looked at; else a whole model is expected.
+ */
 struct moe_safetensors;
-enum moe_status moe_gguf_fill(struct moe_gguf *g, struct moe_safetensors *st);
+enum moe_status moe_gguf_fill(struct moe_gguf *g, bool experts_only, struct moe_safetensors *st);
 
 #endif

@@ -4,7 +4,6 @@
 
 #include <stdio.h>
 
-#define MOST_LAYERS 4096
 #define KEY_BYTES 128
 
 static const struct moe_gguf_arch archs[] = {
@@ -261,7 +260,7 @@ static enum moe_status add_sizes(const struct moe_gguf *g, const struct moe_gguf
 		return moe_fail(MOE_ERR_FORMAT, "%s: tensor 'token_embd.weight' is %s",
 				moe_gguf_path(g), embed ? "no matrix" : "missing");
 	MOE_TRY(moe_gguf_size(g, a, "embedding_length", 1 << 24, &hidden));
-	MOE_TRY(moe_gguf_size(g, a, "block_count", MOST_LAYERS, &layers));
+	MOE_TRY(moe_gguf_size(g, a, "block_count", MOE_GGUF_LAYERS, &layers));
 	MOE_TRY(moe_gguf_size(g, a, "context_length", INT32_MAX, &positions));
 	MOE_TRY(moe_gguf_size(g, a, "expert_count", 1 << 16, &experts));
 	MOE_TRY(moe_gguf_size(g, a, "expert_used_count", 1 << 16, &top_k));

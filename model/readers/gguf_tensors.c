@@ -14,6 +14,7 @@ struct filler {
 	const struct moe_gguf_arch *arch;
 	struct moe_safetensors *st;
 	int64_t layers, experts, heads, kv_heads;
+	bool experts_only;
 	bool *has; /* [layers][REQUIRED] */
 };
 
@@ -191,7 +192,7 @@ static enum moe_status add_of_layer(struct filler *f, const struct moe_gguf_tens
 	size_t i = 0;
 
 	MOE_TRY(try_experts(f, t, layer, rest, &taken));
-	if (taken)
+	if (taken || f->experts_only)
 		return MOE_OK;
 	while (i < MOE_COUNT(of_layer) && strcmp(of_layer[i].from, rest))
 		i++;
@@ -218,14 +219,14 @@ static enum moe_status add_tensor(struct filler *f, const struct moe_gguf_tensor
 {
 	int layer, end = 0;
 
-	for (size_t i = 0; i < MOE_COUNT(of_model); i++)
+	for (size_t i = 0; !f->experts_only && i < MOE_COUNT(of_model); i++)
 		if (!strcmp(of_model[i].from, t->name)) {
 			struct moe_st_tensor v = view(t, of_model[i].to);
 
 			return add(f, t, &v);
 		}
 	if (sscanf(t->name, "blk.%5d.%n", &layer, &end) != 1 || !end)
-		return unknown(f, t);
+		return f->experts_only ? MOE_OK : unknown(f, t);
 	if (layer < 0 || layer >= f->layers)
 		return moe_fail(MOE_ERR_FORMAT, "%s: tensor '%s' is of layer %d; there are %lld",
 				moe_gguf_file_path(f->g, t->file), t->name, layer,
@@ -262,32 +263,56 @@ static enum moe_status check_layer(const struct filler *f, int layer)
 	return MOE_OK;
 }
 
+/* All three, where a layer has one of them. */
+static enum moe_status check_experts(const struct filler *f, int layer)
+{
+	char name[3][NAME_BYTES];
+	bool has[3];
+
+	for (int i = 0; i < 3; i++) {
+		snprintf(name[i], sizeof name[i], "blk.%d.%s_exps.weight", layer, expert_names[i]);
+		has[i] = moe_gguf_find(f->g, name[i]) != NULL;
+	}
+	for (int i = 0; i < 3; i++)
+		if (!has[i] && (has[0] || has[1] || has[2]))
+			return moe_fail(MOE_ERR_FORMAT, "%s: tensor '%s' is missing", moe_gguf_path(f->g), name[i]);
+	return MOE_OK;
+}
+
 static enum moe_status fill(struct filler *f)
 {
 	for (size_t i = 0; i < moe_gguf_count(f->g); i++)
 		MOE_TRY(add_tensor(f, moe_gguf_at(f->g, i)));
 	for (int i = 0; i < (int)f->layers; i++)
-		MOE_TRY(check_layer(f, i));
-	return moe_gguf_find(f->g, "output_norm.weight")
+		MOE_TRY(f->experts_only ? check_experts(f, i) : check_layer(f, i));
+	return f->experts_only || moe_gguf_find(f->g, "output_norm.weight")
 		       ? MOE_OK
 		       : moe_fail(MOE_ERR_FORMAT, "%s: tensor 'output_norm.weight' is missing",
 				  moe_gguf_path(f->g));
 }
 
-enum moe_status moe_gguf_fill(struct moe_gguf *g, struct moe_safetensors *st)
+/* What tells the rows of q and k; a model's checks come before its tensors are looked at. */
+static enum moe_status open_model(struct filler *f)
 {
-	struct filler f = { .g = g, .st = st };
-	enum moe_status status;
-	cJSON *config; /* its checks, before tensors are looked at */
+	cJSON *config;
 
-	MOE_TRY(moe_gguf_config(g, &config));
+	MOE_TRY(moe_gguf_config(f->g, &config));
 	cJSON_Delete(config);
+	MOE_TRY(moe_gguf_size(f->g, f->arch, "attention.head_count", INT32_MAX, &f->heads));
+	f->kv_heads = f->heads;
+	return moe_gguf_size(f->g, f->arch, "attention.head_count_kv", INT32_MAX, &f->kv_heads);
+}
+
+enum moe_status moe_gguf_fill(struct moe_gguf *g, bool experts_only, struct moe_safetensors *st)
+{
+	struct filler f = { .g = g, .st = st, .experts_only = experts_only };
+	enum moe_status status;
+
 	MOE_TRY(moe_gguf_arch(g, &f.arch));
-	MOE_TRY(moe_gguf_size(g, f.arch, "block_count", INT32_MAX, &f.layers));
+	if (!experts_only)
+		MOE_TRY(open_model(&f));
+	MOE_TRY(moe_gguf_size(g, f.arch, "block_count", MOE_GGUF_LAYERS, &f.layers));
 	MOE_TRY(moe_gguf_size(g, f.arch, "expert_count", INT32_MAX, &f.experts));
-	MOE_TRY(moe_gguf_size(g, f.arch, "attention.head_count", INT32_MAX, &f.heads));
-	f.kv_heads = f.heads;
-	MOE_TRY(moe_gguf_size(g, f.arch, "attention.head_count_kv", INT32_MAX, &f.kv_heads));
 	for (int i = 0; i < moe_gguf_file_count(g); i++)
 		MOE_TRY(moe_st_table_file(st, moe_gguf_file_path(g, i), moe_gguf_take_file(g, i)));
 	f.has = moe_calloc((size_t)f.layers * REQUIRED, sizeof *f.has);

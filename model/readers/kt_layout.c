@@ -30,45 +30,70 @@ static int64_t step_at(int bits, int64_t part_n, int64_t part_k, int64_t row, in
 }
 
 /*
- * 64 bytes of a row lie as 16 words of 4, those of 16 rows in turn. 8 bits: a byte per column. 4
- * bits: column c in the low nibble of byte c, column 64 + c in the high one, two's complement.
+ * The 64 bytes of a row in a step of columns: 16 words of 4, which lie 64 bytes apart, as those of 16 rows lie in turn.
+ * 8 bits: a byte per column. 4 bits: column c in the low nibble of byte c, column 64 + c in the high one, two's
+ * complement.
  */
-static int64_t byte_at(int bits, int64_t n, int64_t k, int64_t row, int64_t column, int *shift)
-{
-	int64_t in = column % COLUMN_BLOCK % moe_kt_columns(bits), at = in % 64;
+#define WORDS 16
 
-	*shift = (int)(in / 64) * 4;
-	return step_at(bits, n, k, row, column) * bits / 8 +
-	       row % MOE_KT_ROWS / TILE_ROWS * TILE_ROWS * 64 + at / 4 * 64 + row % TILE_ROWS * 4 +
-	       at % 4;
+static size_t bytes_at(int bits, int64_t n, int64_t k, int64_t row, int64_t column)
+{
+	return (size_t)(step_at(bits, n, k, row, column) * bits / 8 +
+			row % MOE_KT_ROWS / TILE_ROWS * TILE_ROWS * 64 + row % TILE_ROWS * 4);
+}
+
+static void read_step(int bits, const uint8_t *from, uint8_t *out)
+{
+	for (int w = 0; w < WORDS; w++) {
+		const uint8_t *word = from + 64 * w;
+
+		if (bits == 8) {
+			memcpy(out + 4 * w, word, 4);
+			continue;
+		}
+		for (int i = 0; i < 4; i++) {
+			out[4 * w + i] = (word[i] & 15) ^ 8;
+			out[64 + 4 * w + i] = word[i] >> 4 ^ 8;
+		}
+	}
+}
+
+static void write_step(int bits, const uint8_t *codes, uint8_t *to)
+{
+	for (int w = 0; w < WORDS; w++) {
+		uint8_t *word = to + 64 * w;
+
+		if (bits == 8) {
+			memcpy(word, codes + 4 * w, 4);
+			continue;
+		}
+		for (int i = 0; i < 4; i++)
+			word[i] = (uint8_t)(((codes[4 * w + i] ^ 8) & 15) | (codes[64 + 4 * w + i] ^ 8) << 4);
+	}
 }
 
 void moe_kt_read_codes(int bits, int64_t n, int64_t k, const uint8_t *data, int64_t row, int64_t k0,
 		       int64_t count, uint8_t *out)
 {
-	int shift;
+	int64_t step = moe_kt_columns(bits);
+	uint8_t part[128];
 
-	for (int64_t c = k0; c < k0 + count; c++) {
-		int64_t at = byte_at(bits, n, k, row, c, &shift);
+	while (count > 0) {
+		int64_t in = k0 % step, take = MOE_MIN(step - in, count);
+		const uint8_t *from = data + bytes_at(bits, n, k, row, k0);
 
-		if (bits == 8)
-			*out++ = data[at];
-		else
-			*out++ = (uint8_t)((data[at] >> shift & 15) ^ 8);
+		read_step(bits, from, take == step ? out : part);
+		if (take < step)
+			memcpy(out, part + in, (size_t)take);
+		out += take;
+		k0 += take;
+		count -= take;
 	}
 }
 
 void moe_kt_write_codes(int bits, int64_t n, int64_t k, const uint8_t *codes, int64_t row,
 			uint8_t *data)
 {
-	int shift;
-
-	for (int64_t c = 0; c < k; c++) {
-		int64_t at = byte_at(bits, n, k, row, c, &shift);
-
-		if (bits == 8)
-			data[at] = codes[c];
-		else
-			data[at] |= (uint8_t)(((codes[c] ^ 8) & 15) << shift);
-	}
+	for (int64_t c = 0; c < k; c += moe_kt_columns(bits))
+		write_step(bits, codes + c, data + bytes_at(bits, n, k, row, c));
 }

@@ -40,7 +40,7 @@ void moe_kt_file_name(char *buf, size_t size, int layer, int part, int bits, int
  * row. */
 void moe_kt_read_codes(int bits, int64_t n, int64_t k, const uint8_t *data, int64_t row, int64_t k0,
 		       int64_t count, uint8_t *out);
-/* A whole row into data, which was zeroed before the first. */
+/* A whole row into data. */
 void moe_kt_write_codes(int bits, int64_t n, int64_t k, const uint8_t *codes, int64_t row,
 			uint8_t *data);
 

@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <dirent.h>
 
-#define INDEX_NAME "model.safetensors.index.json"
 #define SUFFIX ".safetensors"
 /* Shards are found by linear search: a hostile index must not make that slow. */
 #define MAX_SHARDS 4096
@@ -72,7 +71,7 @@ static enum moe_status shard_of(struct moe_safetensors *st, const char *dir, con
 
 	if (!name[0] || name[0] == '.' || strchr(name, '/'))
 		return moe_fail(MOE_ERR_FORMAT,
-				"%s/" INDEX_NAME ": shard '%.200s' is not a plain "
+				"%s/" MOE_INDEX_NAME ": shard '%.200s' is not a plain "
 				"file name",
 				dir, name);
 	/* names come grouped by shard: look from the newest */
@@ -82,7 +81,7 @@ static enum moe_status shard_of(struct moe_safetensors *st, const char *dir, con
 			return MOE_OK;
 		}
 	if (st->n_files == MAX_SHARDS)
-		return moe_fail(MOE_ERR_FORMAT, "%s/" INDEX_NAME ": more than %d shards", dir,
+		return moe_fail(MOE_ERR_FORMAT, "%s/" MOE_INDEX_NAME ": more than %d shards", dir,
 				MAX_SHARDS);
 	*out = st->n_files;
 	return moe_st_add_file(st, moe_format("%s/%s", dir, name));
@@ -154,8 +153,8 @@ static enum moe_status add_lone_file(struct moe_safetensors *st, const char *dir
 	if (st->n_files == n && n)
 		return MOE_OK;
 	return moe_fail(n ? MOE_ERR_FORMAT : MOE_ERR_IO,
-			n ? "%s: %d *.safetensors files but no " INDEX_NAME
-			  : "%s: no model.safetensors, no " INDEX_NAME " (%d *.safetensors files)",
+			n ? "%s: %d *.safetensors files but no " MOE_INDEX_NAME
+			  : "%s: no model.safetensors, no " MOE_INDEX_NAME " (%d *.safetensors files)",
 			dir, n);
 }
 
@@ -171,7 +170,7 @@ static enum moe_status choose_files(struct moe_safetensors *st)
 	while (dir && n > 1 && dir[n - 1] == '/')
 		dir[--n] = 0;
 	single = dir ? moe_format("%s/model" SUFFIX, dir) : NULL;
-	index = dir ? moe_format("%s/" INDEX_NAME, dir) : NULL;
+	index = dir ? moe_format("%s/" MOE_INDEX_NAME, dir) : NULL;
 	if (!single || !index) {
 		status = no_memory(st);
 	} else if (moe_path_exists(single)) {
@@ -188,25 +187,30 @@ static enum moe_status choose_files(struct moe_safetensors *st)
 	return status;
 }
 
-static enum moe_status load_gguf(struct moe_safetensors *st)
+static enum moe_status load_gguf(struct moe_safetensors *st, bool experts_only)
 {
 	struct moe_gguf *g;
 	enum moe_status status;
 
 	MOE_TRY(moe_gguf_open(st->path, &g));
-	status = moe_gguf_fill(g, st);
+	status = moe_gguf_fill(g, experts_only, st);
 	moe_gguf_close(g);
 	return status;
 }
 
-/* raw: a folder of kt-kernel's under its own names. */
-static enum moe_status load(struct moe_safetensors *st, bool raw)
+enum how {
+	WHOLE,
+	EXPERTS, /* of a GGUF nothing else */
+	RAW,	 /* a folder of kt-kernel's under its own names */
+};
+
+static enum moe_status load(struct moe_safetensors *st, enum how how)
 {
-	bool kt = !raw && moe_path_is_dir(st->path);
+	bool kt = how != RAW && moe_path_is_dir(st->path);
 	enum moe_status status;
 
 	if (moe_gguf_is(st->path))
-		return load_gguf(st);
+		return load_gguf(st, how == EXPERTS);
 	status = choose_files(st);
 	if (status == MOE_ERR_IO && kt && moe_kt_is(st->path))
 		return moe_kt_fill(st->path, st);
@@ -224,7 +228,7 @@ static enum moe_status load(struct moe_safetensors *st, bool raw)
 	return kt && moe_kt_is_merged(st) ? moe_kt_fill(st->path, st) : MOE_OK;
 }
 
-static enum moe_status open_path(const char *path, bool raw, struct moe_safetensors **out)
+static enum moe_status open_path(const char *path, enum how how, struct moe_safetensors **out)
 {
 	struct moe_safetensors *st = moe_calloc(1, sizeof *st);
 	enum moe_status status;
@@ -235,7 +239,7 @@ static enum moe_status open_path(const char *path, bool raw, struct moe_safetens
 		moe_free(st);
 		return moe_fail(MOE_ERR_NOMEM, "%s: out of memory", path);
 	}
-	status = load(st, raw);
+	status = load(st, how);
 	if (status != MOE_OK) {
 		moe_safetensors_close(st);
 		return status;
@@ -246,10 +250,15 @@ static enum moe_status open_path(const char *path, bool raw, struct moe_safetens
 
 enum moe_status moe_safetensors_open(const char *path, struct moe_safetensors **out)
 {
-	return open_path(path, false, out);
+	return open_path(path, WHOLE, out);
+}
+
+enum moe_status moe_safetensors_open_experts(const char *path, struct moe_safetensors **out)
+{
+	return open_path(path, EXPERTS, out);
 }
 
 enum moe_status moe_st_table_open(const char *path, struct moe_safetensors **out)
 {
-	return open_path(path, true, out);
+	return open_path(path, RAW, out);
 }

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reading safetensors: one file, or a checkpoint directory of one file or of shards with an index;
- * and a GGUF file (gguf_tensors.c) or a folder of kt-kernel's (kt_folder.c) as if it were such a checkpoint. Files are mapped read-only and trusted in nothing: every header field is checked at open. The
- * object is immutable after open: any number of threads may read it.
+ * Reading safetensors: one file, or a checkpoint directory of one file or of shards with an index; and a GGUF file
+ * (gguf_tensors.c) or a folder of kt-kernel's (kt_folder.c) as if it were such a checkpoint. Files are mapped read-only
+ * and trusted in nothing: every header field is checked at open. The object is immutable after open: any number of
+ * threads may read it.
  */
 #ifndef MOE_MODEL_READERS_SAFETENSORS_H
 #define MOE_MODEL_READERS_SAFETENSORS_H
 
 #include "engine/base.h"
+
+#define MOE_INDEX_NAME "model.safetensors.index.json"
 
 struct moe_safetensors;
 struct moe_st_codes;
@@ -40,6 +43,8 @@ struct moe_st_tensor {
  * MOE_ERR_FORMAT (malformed, truncated, a shard without a tensor of the index), MOE_ERR_NOMEM.
  */
 enum moe_status moe_safetensors_open(const char *path, struct moe_safetensors **out);
+/* The same; of a GGUF file only the experts, whatever else of a model it has or lacks. */
+enum moe_status moe_safetensors_open_experts(const char *path, struct moe_safetensors **out);
 void moe_safetensors_close(struct moe_safetensors *st);
 
 size_t moe_safetensors_count(const struct moe_safetensors *st);
@@ -58,6 +63,7 @@ static inline int64_t moe_st_tensor_bytes(const struct moe_st_tensor *t)
 /* Files of the checkpoint, in the order of first mention. The path lives until close. */
 int moe_safetensors_file_count(const struct moe_safetensors *st);
 const char *moe_safetensors_file_path(const struct moe_safetensors *st, int file);
+bool moe_safetensors_has_file(const struct moe_safetensors *st, const char *path);
 /* The whole mapped file, header included. */
 void moe_safetensors_file_data(const struct moe_safetensors *st, int file, const void **data,
 			       size_t *bytes);

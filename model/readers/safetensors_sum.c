@@ -3,7 +3,6 @@
 #include "model/file.h"
 #include "model/sum.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 #define PIECE ((size_t)4 << 20)

@@ -257,6 +257,14 @@ const char *moe_safetensors_file_path(const struct moe_safetensors *st, int file
 	return st->files[file].path;
 }
 
+bool moe_safetensors_has_file(const struct moe_safetensors *st, const char *path)
+{
+	for (int i = 0; i < st->n_files; i++)
+		if (!strcmp(st->files[i].path, path))
+			return true;
+	return false;
+}
+
 void moe_safetensors_file_data(const struct moe_safetensors *st, int file, const void **data,
 			       size_t *bytes)
 {

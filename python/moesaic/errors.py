@@ -28,7 +28,7 @@ def is_file(path):
 
 
 def run_main(main, name):
-    """Runs main() and exits as cli.md says: 0 done, 2 bad input or usage, 130 interrupted."""
+    """Runs main() and exits as the command does: 0 done, 2 bad input or usage, 130 interrupted."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

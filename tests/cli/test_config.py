@@ -44,7 +44,7 @@ kt_config: {{kt_expert_weight_format: bf16, kt_backend: AMXBF16, kt_num_threads:
 """
 
 
-# notes/users.md 3: what kt-kernel's users have; the model and the data come from the command line as there.
+# What kt-kernel's users have; the model and the data come from the command line as there.
 USERS = """
 stage: sft
 finetuning_type: lora

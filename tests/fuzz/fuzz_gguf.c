@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One GGUF file: its config, and every weight of every matrix that is listed, as meant and as read.
+/*
+ * One GGUF file: its config, and every weight of every matrix that is listed, as meant and as read; of a whole model and
+ * of experts alone.
  */
 #include "tests/fuzz/fuzz.h"
 
@@ -30,15 +32,8 @@ static void read_matrix(const struct moe_safetensors *st, const struct moe_st_te
 		}
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+static void read_all(struct moe_safetensors *st)
 {
-	const char *path = fuzz_file(data, size, "one.gguf");
-	static struct moe_arch arch;
-	struct moe_safetensors *st;
-
-	moe_arch_load(path, &arch);
-	if (moe_safetensors_open(path, &st) != MOE_OK)
-		return 0;
 	for (size_t i = 0; i < moe_safetensors_count(st); i++) {
 		const struct moe_st_tensor *t = moe_safetensors_at(st, i);
 		const unsigned char *bytes = t->data;
@@ -51,5 +46,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			read_matrix(st, t);
 	}
 	moe_safetensors_close(st);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	const char *path = fuzz_file(data, size, "one.gguf");
+	static struct moe_arch arch;
+	struct moe_safetensors *st;
+
+	moe_arch_load(path, &arch);
+	if (moe_safetensors_open(path, &st) == MOE_OK)
+		read_all(st);
+	if (moe_safetensors_open_experts(path, &st) == MOE_OK)
+		read_all(st);
 	return 0;
 }

@@ -3,7 +3,6 @@
 #include "tools/moesaic/cli.h"
 #include "tools/moesaic/python.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

@@ -194,8 +194,7 @@ static char *scalar(const cJSON *v)
 	return NULL;
 }
 
-/* One file serves train, estimate, eval, data and generate: what is another command's is left out.
- */
+/* One file serves train, estimate, eval, data and generate: what is another command's is left out. */
 static bool known_elsewhere(const char *key)
 {
 	for (int i = 0; cli_commands[i]; i++) {

@@ -2,9 +2,9 @@
 /* moesaic convert: the weights of a model in another format, or an adapter in another form. */
 #include "engine/size.h"
 #include "tools/moesaic/commands.h"
+#include "tools/moesaic/json_line.h"
 #include "tools/moesaic/work.h"
 
-#include <cjson/cJSON.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -106,17 +106,13 @@ static int check(const struct settings *s, bool *model)
 static void print_adapter(const struct settings *s, const struct moe_convert_result *r)
 {
 	cJSON *o;
-	char *text;
 
 	if (settings_on(s, "json")) {
 		o = cJSON_CreateObject();
 		cJSON_AddStringToObject(o, "from", r->from);
 		cJSON_AddStringToObject(o, "to", r->to);
 		cJSON_AddNumberToObject(o, "params", (double)r->params);
-		text = cJSON_PrintUnformatted(o);
-		puts(text ? text : "{}");
-		cJSON_free(text);
-		cJSON_Delete(o);
+		json_line(o);
 	} else if (!settings_on(s, "quiet")) {
 		printf("%s -> %s: %s\n", r->from, r->to, s->operands[1]);
 	}
@@ -143,7 +139,6 @@ static int run_adapter(const struct settings *s)
 static void print_json(const struct settings *s, const struct moe_convert_model_result *r)
 {
 	cJSON *o = cJSON_CreateObject();
-	char *text;
 
 	cJSON_AddStringToObject(o, "output_dir", s->operands[1]);
 	cJSON_AddStringToObject(o, "weights", weights_of(s));
@@ -159,10 +154,7 @@ static void print_json(const struct settings *s, const struct moe_convert_model_
 	cJSON_AddStringToObject(o, "worst", r->worst);
 	cJSON_AddNumberToObject(o, "largest_error", r->largest_error);
 	cJSON_AddNumberToObject(o, "seconds", r->seconds);
-	text = cJSON_PrintUnformatted(o);
-	puts(text ? text : "{}");
-	cJSON_free(text);
-	cJSON_Delete(o);
+	json_line(o);
 }
 
 static void print_model(const struct settings *s, const struct moe_convert_model_result *r)

@@ -40,7 +40,7 @@ void doctor_add(struct doctor *d, enum doctor_level level, char *text, char *typ
 	d->problem[d->n_problems++] = (struct doctor_problem){ level, text, type };
 }
 
-int doctor_count(const struct doctor *d, enum doctor_level level)
+static int count(const struct doctor *d, enum doctor_level level)
 {
 	int n = 0;
 
@@ -154,7 +154,7 @@ static int run(struct settings *s, int argc, char **argv)
 		doctor_print_json(&d);
 	else
 		doctor_print_text(&d, settings_on(s, "calibrate"));
-	errors = doctor_count(&d, DOCTOR_ERROR);
+	errors = count(&d, DOCTOR_ERROR);
 	free_problems(&d);
 	free(d.python);
 	if (errors)

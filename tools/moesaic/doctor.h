@@ -45,7 +45,6 @@ void doctor_look(struct doctor_system *s);
 void doctor_diagnose(struct doctor *d);
 /* Adds a problem; both texts are taken over. */
 void doctor_add(struct doctor *d, enum doctor_level level, char *text, char *type);
-int doctor_count(const struct doctor *d, enum doctor_level level);
 const char *doctor_level_name(enum doctor_level level);
 
 void doctor_print_text(const struct doctor *d, bool rates);

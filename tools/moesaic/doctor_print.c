@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The doctor's report, for people and as JSON. */
 #include "tools/moesaic/doctor.h"
+#include "tools/moesaic/json_line.h"
 
-#include <cjson/cJSON.h>
 #include <string.h>
 
 #define GIB ((double)(1 << 30))
@@ -212,7 +212,7 @@ void doctor_print_json(const struct doctor *d)
 	};
 	const struct moe_machine_info *m = &d->machine;
 	cJSON *o = cJSON_CreateObject();
-	char version[48], *text;
+	char version[48];
 
 	snprintf(version, sizeof version, "%d.%d.%d", m->starpu_version[0], m->starpu_version[1],
 		 m->starpu_version[2]);
@@ -228,8 +228,5 @@ void doctor_print_json(const struct doctor *d)
 	add_numbers(o, d);
 	add_tables(o, m);
 	add_problems(o, d);
-	text = cJSON_PrintUnformatted(o);
-	puts(text ? text : "{}");
-	cJSON_free(text);
-	cJSON_Delete(o);
+	json_line(o);
 }

@@ -10,7 +10,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static const struct option what[] = {
 	{ "graph", OPTION_FLAG, OPTION_COMMON, NULL, NULL, "tasks by kind, handles, submission", 0,

@@ -2,10 +2,9 @@
 /* The estimate for people and as JSON. */
 #include "engine/size.h"
 #include "tools/moesaic/estimate.h"
+#include "tools/moesaic/json_line.h"
 
-#include <cjson/cJSON.h>
 #include <string.h>
-
 
 bool estimate_fits(const struct estimate_result *r)
 {
@@ -170,7 +169,6 @@ void estimate_print_json(const struct estimate_result *r)
 		{ "hours", r->hours },
 	};
 	cJSON *o = cJSON_CreateObject();
-	char *text;
 
 	for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
 		if (r->data_tokens ||
@@ -179,8 +177,5 @@ void estimate_print_json(const struct estimate_result *r)
 			cJSON_AddNumberToObject(o, numbers[i].name, numbers[i].value);
 	add_choices(o, r);
 	add_graph(o, e);
-	text = cJSON_PrintUnformatted(o);
-	puts(text ? text : "{}");
-	cJSON_free(text);
-	cJSON_Delete(o);
+	json_line(o);
 }

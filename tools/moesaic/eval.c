@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* moesaic eval: loss and perplexity of a model, with or without an adapter, on a token file or
- * json. */
+/* moesaic eval: loss and perplexity of a model, with or without an adapter, on a token file or json. */
 #include "tools/moesaic/commands.h"
 #include "tools/moesaic/dataset.h"
+#include "tools/moesaic/json_line.h"
 #include "tools/moesaic/model.h"
 #include "tools/moesaic/python.h"
 
-#include <cjson/cJSON.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -38,7 +37,6 @@ static const struct option_group groups[] = {
 static void print_json(const struct moe_eval_result *r)
 {
 	cJSON *o = cJSON_CreateObject(), *docs;
-	char *text;
 
 	cJSON_AddNumberToObject(o, "loss", r->loss);
 	cJSON_AddNumberToObject(o, "perplexity", exp(r->loss));
@@ -51,10 +49,7 @@ static void print_json(const struct moe_eval_result *r)
 		cJSON_AddNumberToObject(d, "tokens", (double)r->doc_tokens[i]);
 		cJSON_AddItemToArray(docs, d);
 	}
-	text = cJSON_PrintUnformatted(o);
-	puts(text ? text : "{}");
-	cJSON_free(text);
-	cJSON_Delete(o);
+	json_line(o);
 }
 
 static int evaluate(const struct settings *s, const char *tokens)

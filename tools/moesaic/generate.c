@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* moesaic generate: answers a prompt, or a prompt a line from stdin; each is a conversation of its
- * own. */
+/* moesaic generate: answers a prompt, or a prompt a line from stdin; each is a conversation of its own. */
 #include "tools/moesaic/commands.h"
+#include "tools/moesaic/json_line.h"
 #include "tools/moesaic/model.h"
 #include "tools/moesaic/sample.h"
 #include "tools/moesaic/tokenizer.h"
 
-#include <cjson/cJSON.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -132,16 +131,12 @@ static int continue_text(struct generator *g, int32_t *ids, int64_t n, int64_t *
 static void print_json(const char *prompt, const char *text, int64_t n_prompt, int64_t n)
 {
 	cJSON *o = cJSON_CreateObject();
-	char *line;
 
 	cJSON_AddStringToObject(o, "prompt", prompt);
 	cJSON_AddStringToObject(o, "text", text);
 	cJSON_AddNumberToObject(o, "prompt_tokens", (double)n_prompt);
 	cJSON_AddNumberToObject(o, "tokens", (double)n);
-	line = cJSON_PrintUnformatted(o);
-	puts(line ? line : "{}");
-	cJSON_free(line);
-	cJSON_Delete(o);
+	json_line(o);
 }
 
 static int open_model(struct generator *g, int64_t tokens)

@@ -5,7 +5,6 @@
 
 #include <cjson/cJSON.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define MOST_ROWS 40 /* of a list; --json has all */

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* moesaic COMMAND: finds the command, parses its flags, runs it. Each command is a file of its own.
- */
+/* moesaic COMMAND: finds the command, parses its flags, runs it. Each command is a file of its own. */
 #include "tools/moesaic/commands.h"
 #include "tools/moesaic/generate_text.h"
 
 #include <errno.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 

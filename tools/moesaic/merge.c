@@ -2,9 +2,8 @@
 /* moesaic merge: an adapter into the weights of its base model. */
 #include "engine/size.h"
 #include "tools/moesaic/commands.h"
+#include "tools/moesaic/json_line.h"
 #include "tools/moesaic/work.h"
-
-#include <cjson/cJSON.h>
 
 static const struct option what[] = {
 	{ "model", OPTION_TEXT, OPTION_COMMON | OPTION_REQUIRED, "DIR", NULL,
@@ -30,7 +29,6 @@ static const struct option_group groups[] = {
 static void print(const struct settings *s, const struct moe_merge_result *r)
 {
 	cJSON *o;
-	char *text;
 
 	if (settings_on(s, "json")) {
 		o = cJSON_CreateObject();
@@ -42,10 +40,7 @@ static void print(const struct settings *s, const struct moe_merge_result *r)
 		cJSON_AddNumberToObject(o, "error", r->error);
 		cJSON_AddNumberToObject(o, "worst_error", r->worst_error);
 		cJSON_AddNumberToObject(o, "seconds", r->seconds);
-		text = cJSON_PrintUnformatted(o);
-		puts(text ? text : "{}");
-		cJSON_free(text);
-		cJSON_Delete(o);
+		json_line(o);
 	} else if (!settings_on(s, "quiet")) {
 		printf("merged %lld of %lld tensors, %s in %lld %s, %.1f s: %s\n",
 		       (long long)r->merged, (long long)r->tensors, moe_size(r->bytes).text,

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The flags of cli.md that several commands share; aliases are LLaMA-Factory's and ktransformers'
- * names. */
+/* The flags that several commands share; aliases are LLaMA-Factory's and ktransformers' names. */
 #include "tools/moesaic/commands.h"
 
 #define BIG 2147483647.0

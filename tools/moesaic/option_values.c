@@ -59,8 +59,7 @@ bool option_real(const char *text, double *out)
 	return end != text && !*end && isfinite(*out);
 }
 
-/* Bytes: a number, then nothing, K/M/G/T with B (powers of 1000) or iB, or alone (powers of 1024).
- */
+/* Bytes: a number, then nothing, K/M/G/T with B (powers of 1000) or iB, or alone (powers of 1024). */
 bool option_size(const char *text, double *out)
 {
 	static const char units[] = "KMGT";
@@ -142,7 +141,7 @@ static int check_one(const struct option *o, const char *text)
 	}
 }
 
-/* Values that cli.md names and this version does not have. Numbers compare as numbers. */
+/* Values that are known and that this version does not have. Numbers compare as numbers. */
 static int check_supported(const struct option *o, const char *text)
 {
 	double wanted, have;

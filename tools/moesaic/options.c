@@ -175,7 +175,7 @@ static int parse_flag(struct settings *s, int argc, char **argv, bool *seen, int
 	char name[128];
 	const char *equals = strchr(argv[0], '='), *value = equals ? equals + 1 : NULL;
 	const struct option *o;
-	int index, n;
+	int index, n, rc;
 
 	snprintf(name, sizeof name, "%.*s", equals ? (int)(equals - argv[0] - 2) : 120,
 		 argv[0] + 2);
@@ -198,17 +198,10 @@ static int parse_flag(struct settings *s, int argc, char **argv, bool *seen, int
 			return cli_fail(CLI_USAGE, "--%s needs a value (%s)", o->name,
 					o->arg ? o->arg : "VALUE");
 	}
-	if (n > 1) {
-		int rc = put(o, &s->values[index], SOURCE_FLAG, (const char *const *)argv + 1, n,
-			     seen[index]);
-
-		seen[index] = true;
-		return rc;
-	}
-	n = put(o, &s->values[index], SOURCE_FLAG, &value, 1,
-		o->type == OPTION_LIST && seen[index]);
+	rc = put(o, &s->values[index], SOURCE_FLAG, n > 1 ? (const char *const *)argv + 1 : &value, n > 1 ? n : 1,
+		 o->type == OPTION_LIST && seen[index]);
 	seen[index] = true;
-	return n;
+	return rc;
 }
 
 static int parse_arguments(struct settings *s, int argc, char **argv)

@@ -151,8 +151,7 @@ static int wait_for(pid_t pid)
 	return WEXITSTATUS(status);
 }
 
-/* Its exit codes 2 and 130 come with a line of its own; anything else is a Python that cannot run
- * it. */
+/* Its exit codes 2 and 130 come with a line of its own; anything else is a Python that cannot run it. */
 static int python_verdict(const char *module, int rc)
 {
 	char *python;

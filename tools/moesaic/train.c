@@ -3,18 +3,16 @@
  * moesaic train. Order: flags, output folder, tokens (Python ends before StarPU starts), model,
  * training. Until the first step has been done nothing of ours stays in the output folder.
  */
-#include "engine/size.h"
 #include "tools/moesaic/commands.h"
 #include "tools/moesaic/dataset.h"
 #include "tools/moesaic/model.h"
 #include "tools/moesaic/progress.h"
 #include "tools/moesaic/python.h"
+#include "tools/moesaic/train_result.h"
 
-#include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -292,133 +290,6 @@ static int on_event(const struct moe_train_event *e, void *user)
 	return interrupt_pending();
 }
 
-static void add_expert_tokens(cJSON *to, const struct tool_model *m)
-{
-	cJSON *layers = cJSON_AddObjectToObject(to, "expert_tokens");
-	int n = m->info.experts;
-	int64_t *counts = cli_alloc((size_t)(n > 0 ? n : 1) * sizeof *counts);
-	char name[16];
-
-	for (int l = 0; l < m->info.layers; l++) {
-		cJSON *list;
-
-		if (moe_train_expert_tokens(m->model, l, counts, n) != MOE_OK)
-			continue;
-		snprintf(name, sizeof name, "%d", l);
-		list = cJSON_AddArrayToObject(layers, name);
-		for (int e = 0; e < n; e++)
-			cJSON_AddItemToArray(list, cJSON_CreateNumber((double)counts[e]));
-	}
-	free(counts);
-}
-
-static void add_loss(cJSON *to, const char *name, double loss)
-{
-	if (isfinite(loss))
-		cJSON_AddNumberToObject(to, name, loss);
-}
-
-static void add_kernels(cJSON *to)
-{
-	struct moe_machine_info machine = { .struct_size = sizeof machine };
-
-	if (moe_machine_describe(&machine) != MOE_OK)
-		return;
-	for (int i = 0; i < machine.n_isas; i++)
-		if (machine.isa[i].chosen)
-			cJSON_AddStringToObject(to, "kernels", machine.isa[i].name);
-}
-
-static void print_json(const struct training *t, const struct moe_train_result *r)
-{
-	cJSON *o = cJSON_CreateObject();
-	const struct tool_model *m = &t->model;
-	char *text;
-
-	cJSON_AddNumberToObject(o, "steps", (double)r->steps);
-	cJSON_AddNumberToObject(o, "seconds", r->seconds);
-	cJSON_AddNumberToObject(o, "tokens", (double)r->tokens);
-	cJSON_AddNumberToObject(o, "trained_tokens", (double)r->trained_tokens);
-	cJSON_AddNumberToObject(o, "tokens_per_s", (double)r->tokens / fmax(r->seconds, 1e-9));
-	cJSON_AddNumberToObject(o, "peak_gib", r->peak_rss_gib);
-	cJSON_AddNumberToObject(o, "planned_gib", (double)tool_model_planned(m) / (1 << 30));
-	cJSON_AddNumberToObject(o, "micro_batches_in_flight", m->info.slots);
-	cJSON_AddNumberToObject(o, "recomputed_layers", m->info.recomputed_layers);
-	cJSON_AddNumberToObject(o, "parameters", (double)m->info.params);
-	cJSON_AddNumberToObject(o, "trainable", (double)m->info.trainable_params);
-	cJSON_AddNumberToObject(o, "lora_rank",
-				m->info.expert_rank ? m->info.expert_rank : m->info.lora_rank);
-	cJSON_AddNumberToObject(o, "experts", (double)r->adapted_experts);
-	cJSON_AddNumberToObject(o, "experts_without_gradient", (double)r->experts_without_gradient);
-	add_loss(o, "first_loss", r->first_loss);
-	add_loss(o, "last_loss", r->last_loss);
-	add_loss(o, "eval_loss", r->eval_loss);
-	add_loss(o, "best_loss", r->best_loss);
-	if (r->best_step)
-		cJSON_AddNumberToObject(o, "best_step", (double)r->best_step);
-	cJSON_AddNumberToObject(o, "skipped_steps", (double)r->skipped);
-	if (r->eval_batch_tokens)
-		cJSON_AddNumberToObject(o, "eval_batch_tokens", r->eval_batch_tokens);
-	add_kernels(o);
-	add_expert_tokens(o, m);
-	text = cJSON_PrintUnformatted(o);
-	puts(text ? text : "{}");
-	cJSON_free(text);
-	cJSON_Delete(o);
-}
-
-/* Which experts of which layer had most and none of the tokens. */
-static void print_experts(const struct training *t, FILE *to)
-{
-	int n = t->model.info.experts, busiest = -1, expert = 0, unused = 0, total = 0;
-	int64_t *counts = cli_alloc((size_t)(n > 0 ? n : 1) * sizeof *counts);
-	double load = 0;
-
-	for (int l = 0; l < t->model.info.layers; l++) {
-		double sum = 0;
-
-		if (moe_train_expert_tokens(t->model.model, l, counts, n) != MOE_OK)
-			continue;
-		for (int e = 0; e < n; e++)
-			sum += (double)counts[e], unused += !counts[e], total++;
-		for (int e = 0; e < n; e++)
-			if (sum > 0 && (double)counts[e] * n / sum > load) {
-				load = (double)counts[e] * n / sum;
-				busiest = l, expert = e;
-			}
-	}
-	free(counts);
-	if (busiest >= 0)
-		fprintf(to,
-			"experts: %d of %d had no token; busiest: layer %d expert %d, %.1f x the "
-			"mean\n",
-			unused, total, busiest, expert, load);
-}
-
-static void print_summary(const struct training *t, const struct moe_train_result *r)
-{
-	FILE *to = t->progress.to;
-
-	if (!to)
-		return;
-	fprintf(to, "done: %lld steps in %.1f s (%.0f tokens/s), loss %.4f -> %.4f",
-		(long long)r->steps, r->seconds, (double)r->tokens / fmax(r->seconds, 1e-9),
-		r->first_loss, r->last_loss);
-	if (isfinite(r->eval_loss))
-		fprintf(to, ", evaluation %.4f (best %.4f, step %lld)", r->eval_loss, r->best_loss,
-			(long long)r->best_step);
-	fprintf(to, ", peak %s\n", moe_size((int64_t)(r->peak_rss_gib * 0x1p30)).text);
-	if (r->skipped)
-		fprintf(to, "%lld steps without an update: loss or gradient was not finite\n",
-			(long long)r->skipped);
-	print_experts(t, to);
-	fprintf(to, "%s%s in %s\n",
-		t->model.info.method == MOE_METHOD_FULL	    ? "model"
-		: t->model.info.method == MOE_METHOD_HYBRID ? "model and adapter"
-							    : "adapter",
-		settings_on(t->s, "load-best") ? " of the best evaluation" : "", t->output);
-}
-
 /* ---- trace ---- */
 
 #define MAX_CONFIG 16
@@ -521,9 +392,10 @@ static int train(struct training *t)
 	if (!t->begun)
 		write_run(t);
 	t->begun = true;
-	print_summary(t, &result);
+	if (t->progress.to)
+		train_result_print(&t->model, &result, settings_on(t->s, "load-best"), t->output, t->progress.to);
 	if (settings_on(t->s, "json"))
-		print_json(t, &result);
+		train_result_json(&t->model, &result);
 	return 0;
 }
 

@@ -2,7 +2,6 @@
 /* Completes a trace in memory: checks, successors, orders, steps. */
 #include "tools/trace/trace.h"
 
-#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>

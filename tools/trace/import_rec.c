@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writes records as a trace. What a task of StarPU's own waited for goes to the tasks that waited
- * for it. */
+/* Writes records as a trace. What a task of StarPU's own waited for goes to the tasks that waited for it. */
 #include "tools/trace/import_rec.h"
 #include "engine/trace_write.h"
 #include "tools/trace/rec.h"

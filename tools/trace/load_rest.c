@@ -2,7 +2,6 @@
 /* Chunks beside tasks and dependencies. */
 #include "tools/trace/load.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

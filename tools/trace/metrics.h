@@ -61,6 +61,8 @@ int64_t trace_set_common(const struct trace_set *a,
 /* Closed sets in, a closed set out. */
 int trace_set_subtract(const struct trace_set *a, const struct trace_set *b, struct trace_set *out);
 void trace_set_free(struct trace_set *s);
+/* Of doubles, for qsort (statistics.c). */
+int trace_by_value(const void *a, const void *b);
 
 /* ---- bounds ---- */
 

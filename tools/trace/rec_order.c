@@ -24,8 +24,7 @@ static uint32_t find_job(const struct rec *r, const struct jobs *j, int64_t job)
 	return low < r->n && j->by_job[low].key == job ? j->by_job[low].value : TRACE_NO_TASK;
 }
 
-/* Jobs become records' indices, those that are not there go. first[i + 1]: successors of record i.
- */
+/* Jobs become records' indices, those that are not there go. first[i + 1]: successors of record i. */
 static void find_deps(struct rec *r, const struct jobs *j, uint32_t *first,
 		      struct trace_import *result)
 {

@@ -9,7 +9,7 @@
 #define RESAMPLES 2000
 #define FEWEST 200 /* with so many values that draws take long */
 
-static int by_value(const void *a, const void *b)
+int trace_by_value(const void *a, const void *b)
 {
 	double p = *(const double *)a, q = *(const double *)b;
 
@@ -52,7 +52,7 @@ static struct values values_of(const double *from, int n)
 		if (isfinite(from[i]))
 			v.sorted[v.n++] = from[i];
 	if (v.n)
-		qsort(v.sorted, (size_t)v.n, sizeof *v.sorted, by_value);
+		qsort(v.sorted, (size_t)v.n, sizeof *v.sorted, trace_by_value);
 	return v;
 }
 
@@ -91,7 +91,7 @@ static int resamples(int n)
 /* What holds the middle 95 % of a list. */
 static void middle(double *v, int n, double *low, double *high)
 {
-	qsort(v, (size_t)n, sizeof *v, by_value);
+	qsort(v, (size_t)n, sizeof *v, trace_by_value);
 	*low = v[n / 40];
 	*high = v[n - n / 40 - 1];
 }

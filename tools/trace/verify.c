@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const trace_rule_name[TRACE_RULES] = { "file",	"order",  "dependencies", "worker",
+static const char *const rule_name[TRACE_RULES] = { "file",	"order",  "dependencies", "worker",
 						   "placement", "tokens", "repack" };
 
 struct checking {
@@ -21,7 +21,7 @@ static void found(const struct checking *c, enum trace_rule rule, const char *fo
 
 	if (c->v->found[rule]++ >= c->v->most || !c->v->out)
 		return;
-	fprintf(c->v->out, "%s: ", trace_rule_name[rule]);
+	fprintf(c->v->out, "%s: ", rule_name[rule]);
 	va_start(ap, format);
 	vfprintf(c->v->out, format, ap);
 	va_end(ap);
@@ -427,7 +427,7 @@ int64_t trace_verify(const struct trace *t, struct trace_verify *v)
 	for (int r = 0; r < TRACE_RULES; r++) {
 		sum += v->found[r];
 		if (v->out && v->found[r] > v->most)
-			fprintf(v->out, "%s: %lld more\n", trace_rule_name[r],
+			fprintf(v->out, "%s: %lld more\n", rule_name[r],
 				(long long)(v->found[r] - v->most));
 	}
 	return sum;

@@ -17,7 +17,6 @@ enum trace_rule {
 	TRACE_RULE_REPACK,    /* a repack ends before its readers start, and disturbs none */
 	TRACE_RULES
 };
-extern const char *const trace_rule_name[TRACE_RULES];
 
 struct trace_verify {
 	bool partial;	    /* the trace may be cut off, and tasks lost */

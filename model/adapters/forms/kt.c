@@ -191,9 +191,7 @@ static enum moe_status write_experts(struct moe_adapter_output *out)
 	const struct moe_adapter *a = out->adapter;
 	int64_t rank = choose(out);
 
-	if (!out->uniform)
-		return moe_fail(MOE_ERR_UNSUPPORTED, "the adapter's experts have alpha 0 and add nothing: this form cannot say so, peft can");
-	MOE_TRY(moe_adapter_begin(out, rank, moe_lora_alpha(false, rank, out->uniform), false));
+	MOE_TRY(moe_adapter_begin_uniform(out, rank));
 	for (size_t i = 0; i < a->n_entries; i++)
 		for (int k = 0;
 		     a->entries[i].target == MOE_ADAPTER_EXPERTS && k < 2 * MOE_ADAPTER_PROJECTIONS;

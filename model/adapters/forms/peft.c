@@ -10,7 +10,6 @@
 #include "model/adapters/adapter_form.h"
 #include "model/adapters/adapter_output.h"
 
-#include <math.h>
 #include <stdio.h>
 
 #define GATE_UP "mlp.experts.gate_up_proj"

@@ -222,9 +222,7 @@ static enum moe_status begin(struct moe_adapter_output *out)
 	rank = e->gate_up_rank ? e->gate_up_rank : e->rank;
 	out->uniform =
 		e->gate_up_rank ? moe_adapter_gate_up_scaling(a, e) : moe_adapter_scaling(a, e);
-	if (!out->uniform) /* alpha 0: nothing is added, whatever B is */
-		return moe_fail(MOE_ERR_UNSUPPORTED, "the adapter's experts have alpha 0 and add nothing: this form cannot say so, peft can");
-	return moe_adapter_begin(out, rank, moe_lora_alpha(false, rank, out->uniform), false);
+	return moe_adapter_begin_uniform(out, rank);
 }
 
 static enum moe_status write_experts(struct moe_adapter_output *out)

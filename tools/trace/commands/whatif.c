@@ -3,7 +3,6 @@
 #include "tools/trace/print.h"
 #include "tools/trace/replay.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #define MAX_SCALES 64

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Paje, for ViTE, pajeng and StarVZ: states per worker, counters, links for arrows; in order of
- * time. */
+/* Paje, for ViTE, pajeng and StarVZ: states per worker, counters, links for arrows; in order of time. */
 #include "tools/trace/exporter.h"
 #include "tools/trace/output.h"
 

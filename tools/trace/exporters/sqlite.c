@@ -15,8 +15,7 @@ static int failed(sqlite3 *db, const char *path, char *error, size_t size)
 	return -1;
 }
 
-/* Rows that a damaged trace has twice are there once. "create table" and "insert" for a table, into
- * two texts. */
+/* Rows that a damaged trace has twice are there once. "create table" and "insert" for a table, into two texts. */
 static void statements(const struct trace_table *t, char *create, char *insert, size_t size)
 {
 	size_t c = (size_t)snprintf(create, size, "create table %s (", t->name);

@@ -9,10 +9,9 @@
 
 #define ROWS_WRITTEN 10000
 
-/* Kinds that work for one expert group. */
-static const char *const expert_kinds[] = { "gather",	 "gate_up",	"down",
-					    "scatter",	 "down_bwd",	"gate_up_bwd",
-					    "lora_grad", "weight_grad", NULL };
+/* Kinds that work for one expert group. Not lora_grad: a task of it may serve several. */
+static const char *const expert_kinds[] = { "gather",	"gate_up",     "down",	      "scatter",
+					    "down_bwd", "gate_up_bwd", "weight_grad", NULL };
 
 bool trace_is_expert(const struct trace *t, uint32_t task)
 {
@@ -265,13 +264,6 @@ static int add_routings(struct work *x)
 
 /* ---- over layers and steps ---- */
 
-static int by_value(const void *a, const void *b)
-{
-	double p = *(const double *)a, q = *(const double *)b;
-
-	return p < q ? -1 : p > q;
-}
-
 /* Nearest rank. */
 static double percentile(const double *sorted, uint32_t n, unsigned percent)
 {
@@ -302,7 +294,7 @@ static int distribute(struct trace_experts *x)
 					v[n++] = value;
 			}
 			if (n)
-				qsort(v, n, sizeof *v, by_value);
+				qsort(v, n, sizeof *v, trace_by_value);
 			*(what == 0   ? &x->tokens_ratio[d]
 			  : what == 1 ? &x->time_ratio[d]
 				      : &x->dead[d]) =

@@ -3,7 +3,6 @@
 #include "tools/trace/metrics.h"
 #include "tools/trace/print.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
