@@ -98,7 +98,8 @@ class Pipeline(unittest.TestCase):
     def run_json(self, *arguments, status=(0, 1)):
         result = subprocess.run([PIPELINE, *self.SMALL, "--json", *arguments], capture_output=True, text=True, timeout=300)
         self.assertIn(result.returncode, status, result.stderr)
-        self.assertEqual(result.stderr, "")  # weights that differ, a trace that is not right
+        said = [line for line in result.stderr.splitlines() if "_perf_model_add_dir" not in line]  # 1.4.7 misses a folder of its own
+        self.assertEqual(said, [])  # weights that differ, a trace that is not right
         return json.loads(result.stdout)
 
     def check_runs(self, got):
