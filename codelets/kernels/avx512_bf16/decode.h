@@ -101,6 +101,7 @@ struct coded_tables {
 	_Alignas(64) float scale[16];
 	float zero[16];
 	__m512i table[8];
+	uint16_t values[32]; /* what exponents are added to */
 	uint32_t last; /* bits of the scale that FP8's are of */
 };
 

@@ -2,6 +2,8 @@
 /* 4-bit codes, and 8-bit integers. */
 #include "codelets/kernels/avx512_bf16/fwd_coded.h"
 
+enum { POWERS = 255 }; /* a dtype of scales: E8M0 of the common range */
+
 INLINE void few4(const int rows, const int sets, const bool keep, const enum moe_dtype dtype,
 		 const struct coded_call *c)
 {
@@ -54,7 +56,33 @@ INLINE __m512i memory_look_up4(const __m512i table[8], const struct fwd_orders *
 	return _mm512_permutex2var_epi16(table[2 * z], index, table[2 * z + 1]);
 }
 
-INLINE void more4(const int rows, const bool keep, const enum moe_dtype dtype,
+/* memory_tables4 of scales that are powers of two, by their exponents: products would take places of the tile's. */
+INLINE void power_tables4(const struct fwd_orders *o, __mmask32 live, const uint8_t *scale, struct coded_tables *t)
+{
+	__m512i more = _mm512_castsi256_si512(
+		_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)scale)), 7));
+
+#pragma GCC unroll 8
+	for (int i = 0; i < 8; i++) {
+		__m512i values = _mm512_load_si512(t->values);
+
+		t->table[i] = _mm512_mask_add_epi16(
+			values, live, values, _mm512_permutexvar_epi16(_mm512_load_si512(o->twice[i]), more));
+	}
+}
+
+/* What power_tables4 adds exponents to; returns which values are not 0. */
+INLINE __mmask32 power_values(const float *values, struct coded_tables *t)
+{
+	__m512 v = _mm512_loadu_ps(values);
+	__m512i both = two(v, v);
+	__mmask32 live = _mm512_test_epi16_mask(both, _mm512_set1_epi16(0x7fff));
+
+	_mm512_store_si512(t->values, _mm512_mask_sub_epi16(both, live, both, _mm512_set1_epi16(127 << 7)));
+	return live;
+}
+
+INLINE void more4(const int rows, const bool keep, const int dtype,
 		  const struct coded_call *c)
 {
 	const struct moe_coded_panel *p = c->p;
@@ -65,14 +93,18 @@ INLINE void more4(const int rows, const bool keep, const enum moe_dtype dtype,
 	const struct fwd_orders *o = fwd_orders();
 	__m512 sum[2][FWD_ROWS][4];
 	uint16_t *kept = c->keep;
+	__mmask32 live = dtype == POWERS ? power_values(p->coding->format->values, t) : 0;
 
 	coded_begin(rows, 1, sum);
 	for (int64_t group = 0, k = 0; k < kp; group++) {
 		int64_t end = coded_end(p, group, kp);
 		__m512 values = _mm512_loadu_ps(p->coding->format->values);
 
-		_mm512_store_ps(t->scale, scales_of(p, dtype, group));
-		if (p->coding->zero) {
+		if (dtype != POWERS)
+			_mm512_store_ps(t->scale, scales_of(p, dtype, group));
+		if (dtype == POWERS) {
+			power_tables4(o, live, p->scale + group * 16, t);
+		} else if (p->coding->zero) {
 			moe_coded_zeros(p, group, t->zero);
 			memory_tables4(values, t->scale, t->zero, t->table);
 		} else {
@@ -190,6 +222,8 @@ INLINE void more8(const int rows, const bool keep, const enum moe_dtype dtype,
 	FEW(bits, 3, 1, 0, dtype)                                                                  \
 	FEW(bits, 4, 1, 0, dtype)                                                                  \
 	FEW(bits, 4, 1, 1, dtype)                                                                  \
+	MORES(bits, dtype)
+#define MORES(bits, dtype)                                                                         \
 	MORE(bits, 5, 0, dtype)                                                                    \
 	MORE(bits, 5, 1, dtype)                                                                    \
 	MORE(bits, 6, 0, dtype)                                                                    \
@@ -206,6 +240,7 @@ TILES(4, MOE_F32)
 TILES(4, MOE_BF16)
 TILES(4, MOE_F16)
 TILES(4, MOE_U8) /* MOE_SCALE_UE8M0 */
+MORES(4, POWERS)
 TILES(8, MOE_F32)
 TILES(8, MOE_BF16)
 
@@ -213,6 +248,25 @@ TILES(8, MOE_BF16)
 static const coded_fn of4[4][2][FWD_ROWS + 1] = { NAMES(4, MOE_F32), NAMES(4, MOE_BF16),
 						  NAMES(4, MOE_F16), NAMES(4, MOE_U8) };
 static const coded_fn of8[2][2][FWD_ROWS + 1] = { NAMES(8, MOE_F32), NAMES(8, MOE_BF16) };
+
+/* E8M0 whose products with any value are normal numbers, in tiles of more rows */
+static const coded_fn of_powers[2][FWD_ROWS + 1] = { { [5] = more4_5_0_POWERS, [6] = more4_6_0_POWERS },
+						     { [5] = more4_5_1_POWERS, [6] = more4_6_1_POWERS } };
+
+static bool powers(const struct moe_coded_panel *p)
+{
+	__mmask64 rare = 0;
+
+	if (p->coding->scale != MOE_SCALE_UE8M0 || p->coding->zero)
+		return false;
+	for (int64_t g = 0; g < p->groups; g += 4) { /* padded to 64 bytes */
+		__mmask64 of = _cvtu64_mask64(p->groups - g < 4 ? ~(uint64_t)0 >> (64 - 16 * (p->groups - g)) : ~(uint64_t)0);
+		__m512i b = _mm512_load_si512(p->scale + 16 * g);
+
+		rare |= _mm512_mask_cmpgt_epu8_mask(of, _mm512_sub_epi8(b, _mm512_set1_epi8(8)), _mm512_set1_epi8((char)238));
+	}
+	return !rare;
+}
 
 static coded_fn tile_of(int rows, bool keep, const struct moe_coded_panel *p)
 {
@@ -223,6 +277,8 @@ static coded_fn tile_of(int rows, bool keep, const struct moe_coded_panel *p)
 		return NULL;
 	if (f->codes == MOE_CODES_SIGN_MAGNITUDE)
 		return avx512_bf16_fwd_magnitudes(rows, keep, p);
+	if (f->bits == 4 && rows > FEW_ROWS && powers(p))
+		return of_powers[keep][rows];
 	if (f->bits == 4)
 		return of4[scale == MOE_F32    ? 0
 			   : scale == MOE_BF16 ? 1

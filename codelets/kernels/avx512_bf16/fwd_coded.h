@@ -62,7 +62,10 @@ struct fwd_orders {
 	uint64_t halves[8];					  /* of 8-bit integers */
 	uint32_t blocks[2][16];					  /* of FP8: rows 8 h .. */
 	uint64_t sign[8];
+	uint16_t twice[8][32]; /* i: 2 i for 16 words, 2 i + 1 for 16 */
 };
+#define WORDS16(i) (i), (i), (i), (i), (i), (i), (i), (i), (i), (i), (i), (i), (i), (i), (i), (i)
+#define WORDS32(i) { WORDS16(2 * (i)), WORDS16(2 * (i) + 1) }
 static const struct fwd_orders fwd_constants = {
 	.word = { 0x8003800280018000, 0x8003800280018000, 0x8007800680058004, 0x8007800680058004,
 		  0x800b800a80098008, 0x800b800a80098008, 0x800f800e800d800c, 0x800f800e800d800c },
@@ -76,6 +79,7 @@ static const struct fwd_orders fwd_constants = {
 		    { 8, 24, 12, 28, 9, 25, 13, 29, 10, 26, 14, 30, 11, 27, 15, 31 } },
 	.sign = { 0x8080808080808080, 0x8080808080808080, 0x8080808080808080, 0x8080808080808080,
 		  0x8080808080808080, 0x8080808080808080, 0x8080808080808080, 0x8080808080808080 },
+	.twice = { WORDS32(0), WORDS32(1), WORDS32(2), WORDS32(3), WORDS32(4), WORDS32(5), WORDS32(6), WORDS32(7) },
 };
 
 INLINE const struct fwd_orders *fwd_orders(void)
