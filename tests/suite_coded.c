@@ -222,10 +222,35 @@ static void linear_blocks(void)
 		}
 }
 
+/*
+ * MXFP4 with scales around the ends of the range in which exponents can be added. Of 0 and 1 some weights are
+ * subnormal, which not all tables' plain products take as 0.
+ */
+static void linear_powers(void)
+{
+	static const uint8_t scales[] = { 0, 1, 2, 7, 8, 9, 120, 245, 246, 247 };
+	static const int rows[] = { 5, 6, 17 };
+	size_t first = K->tiles && K->tiles->fwd_coded ? 0 : 2;
+
+	for (size_t i = first; i < MOE_COUNT(scales); i++)
+		for (size_t j = 0; j < MOE_COUNT(rows); j++) {
+			int kept = block_count;
+			struct moe_quantised q =
+				random_quantised(moe_format_find("mxfp4"), 48, 96, 32, 1, MOE_SCALE_UE8M0, false);
+			uint8_t *scale = (uint8_t *)(uintptr_t)q.scale.data;
+
+			for (int64_t s = 0; s < q.scale.shape[0] * q.scale.shape[1]; s++)
+				scale[s] = s % 7 ? (uint8_t)(120 + s % 7) : scales[i];
+			linear_of(&q, rows[j], j == 1 ? 5 : 0);
+			release_to(kept);
+		}
+}
+
 static void test_linear(void)
 {
 	check_tables(linear_cases);
 	check_tables(linear_blocks);
+	check_tables(linear_powers);
 }
 
 /* ---- integer products ---- */
