@@ -14,11 +14,6 @@ const struct moe_format *moe_format_find(const char *name)
 
 static const char *const compute_names[] = { "default", "bf16", "int16", "int8" };
 
-const char *moe_compute_name(enum moe_compute c)
-{
-	return compute_names[c];
-}
-
 /* -1: unknown */
 static int wanted_compute(void)
 {
@@ -413,7 +408,8 @@ void moe_stored_set(struct moe_array *a, enum moe_dtype dtype, int64_t rows, int
 	a->shape[1] = cols;
 }
 
-void moe_store_bytes(const struct moe_quantised *q, uint8_t *to)
+/* One code a byte, row-major. */
+static void store_bytes(const struct moe_quantised *q, uint8_t *to)
 {
 	for (int64_t n = 0; n < q->n; n++)
 		q->reader->codes(q, n, 0, q->k, to + n * q->k);
@@ -449,7 +445,7 @@ float moe_stored_scale_at(const struct moe_quantised *q, int64_t row, int64_t gr
 
 enum moe_status moe_store_byte_codes(const struct moe_quantised *q, const struct moe_stored *s)
 {
-	moe_store_bytes(q, s->codes.data);
+	store_bytes(q, s->codes.data);
 	moe_store_scales(q, &s->scale);
 	return MOE_OK;
 }

@@ -151,8 +151,6 @@ extern const struct moe_format *const moe_format_list[];
 /* NULL if there is none of that name. */
 const struct moe_format *moe_format_find(const char *name);
 
-/* bf16, int16, int8 */
-const char *moe_compute_name(enum moe_compute c);
 /*
  * MOESAIC_COMPUTE (int16 and int8 where a format and a table have them), else the format's own. MOE_ERR_CONFIG:
  * it names something else.
@@ -230,8 +228,6 @@ enum moe_status moe_stored_group(const char *name, int64_t k, int64_t groups, in
 enum moe_status moe_stored_multiple(const struct moe_quantised *q, int64_t rows_by, int64_t by);
 /* An array's dtype and shape; its data stay. */
 void moe_stored_set(struct moe_array *a, enum moe_dtype dtype, int64_t rows, int64_t cols);
-/* One code a byte, row-major. */
-void moe_store_bytes(const struct moe_quantised *q, uint8_t *to);
 /* scale [ceil(n / rows), groups], row-major. */
 void moe_store_scales(const struct moe_quantised *q, const struct moe_array *scale);
 /* moe_code_writer.store and moe_format_layout.size of codes that are a byte each, [n, k], with a scale tensor. */

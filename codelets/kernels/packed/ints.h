@@ -37,7 +37,7 @@ struct moe_int_codes {
 };
 
 /*
- * m rows of x. They lie in tiles of rows as moe_int_tiles splits them; with v = rows * planes, first the row's index
+ * m rows of x, in tiles of one number of rows or one more (moe_int_tile). With v = rows * planes, first the row's index
  * and then the plane counting, a tile is q [k/4][v][4 bytes]; start [blocks][v] = -offset (sum of a block's q); scale,
  * sum [blocks][rows]: of the block (unit included), and of its q.
  */
