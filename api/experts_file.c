@@ -75,6 +75,25 @@ static enum moe_status check_biases(const struct moe_safetensors *st, const char
 	return MOE_OK;
 }
 
+/* The first experts of more would be another layer. */
+static enum moe_status check_no_more(const struct moe_expert_layer *l, const struct moe_safetensors *st,
+				     const char *prefix, const struct place *place)
+{
+	char name[NAME_MAX_BYTES];
+	struct moe_st_quantised t;
+	int64_t shape[3];
+	bool found = false;
+
+	moe_experts_shape(l, MOE_BLOCK_GATE_PROJ, shape);
+	name_of(name, prefix, place, MOE_GATE, l->layer.E);
+	if (!moe_safetensors_find(st, name))
+		MOE_TRY(moe_st_quantised_find(st, name, 0, shape[1], shape[2], &t, &found));
+	if (found || moe_safetensors_find(st, name))
+		return moe_fail(MOE_ERR_FORMAT, "%s: the layer was created with %d experts, the file has more", name,
+				l->layer.E);
+	return MOE_OK;
+}
+
 /* Of all experts; what they are is told by the first tensor. */
 static enum moe_status find_fused_coded(const struct moe_expert_layer *l,
 					const struct moe_safetensors *st, const char *prefix,
@@ -135,7 +154,7 @@ static enum moe_status find_each_coded(const struct moe_expert_layer *l,
 		c->scale[i] = t.scale->name;
 	}
 	c->found = true;
-	return MOE_OK;
+	return check_no_more(l, st, prefix, place);
 }
 
 static enum moe_status find_coded(const struct moe_expert_layer *l,
@@ -224,7 +243,7 @@ static enum moe_status find_each(const struct moe_expert_layer *l, const struct 
 		name_of(name, prefix, place, i / E, i % E);
 		MOE_TRY(find(l, st, name, 2, shape + 1, dtype, &rows[i]));
 	}
-	return MOE_OK;
+	return check_no_more(l, st, prefix, place);
 }
 
 static enum moe_status find_rows(const struct moe_expert_layer *l, const struct moe_safetensors *st,

@@ -400,6 +400,7 @@ static void test_errors(void)
 	const struct moe_format *fp8 = moe_format_find("fp8");
 	struct moe_engine *e = layer_engine(2, 1);
 	struct block_case other = whole;
+	struct moe_expert_layer *l;
 	struct moe_st_item items[3];
 	struct block_data d;
 	char dir[512], gone[1200];
@@ -442,6 +443,14 @@ static void test_errors(void)
 	other.E = 4;
 	refused(e, &other, "int8", false, dir, MOE_ERR_FORMAT,
 		"model.layers.3.mlp.experts.3.gate_proj.weight: other experts are quantised");
+	other.E = 2;
+	refused(e, &other, "int8", false, dir, MOE_ERR_FORMAT,
+		"experts.2.gate_proj.weight: the layer was created with 2 experts, the file has more");
+	other = (struct block_case){ .E = 2, .k = 1, .H = 128, .I = 128, .T = 4, .seed = 8 };
+	l = make(e, &other, NULL, false);
+	CHECK_ERROR(moe_experts_load_file(l, moe_test_path("tests/fixtures/ckpt/qwen3moe"), "model.layers.0", NULL, 0),
+		    MOE_ERR_FORMAT, "experts.2.gate_proj.weight: the layer was created with 2 experts");
+	moe_experts_destroy(l);
 	snprintf(gone, sizeof gone, "%s/_layer_3/_numa_1/INT8_up_2_%dByte_scale_.kt", dir,
 		 whole.I / 2 * 4);
 	CHECK(remove(gone) == 0);
