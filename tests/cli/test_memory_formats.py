@@ -11,7 +11,7 @@ import unittest
 from support import SANITIZED, Case, documents, save_tokens
 
 FULL = os.environ.get("MOESAIC_TEST_FULL") == "1"
-LAYERS, EXPERTS, HIDDEN, INTERMEDIATE, VOCAB = 6, 64, 1024, 1024, 2048  # 1.2 x 10^9 parameters: weights dominate in 4 bits too
+LAYERS, EXPERTS, HIDDEN, INTERMEDIATE, VOCAB = 8, 64, 1024, 1024, 2048  # 1.6 x 10^9 parameters: weights dominate in 4 bits too
 CONFIG = {
     "model_type": "qwen3_moe", "hidden_size": HIDDEN, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64,
     "num_hidden_layers": LAYERS, "rms_norm_eps": 1e-5, "hidden_act": "silu", "max_position_embeddings": 512,
