@@ -46,12 +46,18 @@ struct moe_worker_clock {
 	char apart[64];	  /* from the next worker's */
 };
 
-/* start.c; under lock */
+/* join, a few blocks of tokens, plan: what the others wait for. Larger starts have tasks for every worker. */
+#define MOE_FIRST_TASKS 8
+
+/* start.c: a graph's first tasks keep away from the worker whose core the submitting thread has. Under lock. */
 struct moe_start {
-	int *cpu, *part; /* per worker; cpu -1: not bound */
-	/* per worker: all workers but it, and its part's but it */
-	uint32_t (*others)[2][MOE_MASK_WORDS];
-	int worker, left; /* whose core the submitter is on; tasks that keep away from it */
+	struct moe_start_worker {
+		int cpu, part;			/* cpu -1: not bound */
+		uint32_t any[MOE_MASK_WORDS];	/* all workers but it */
+		uint32_t same[MOE_MASK_WORDS]; /* its part's but it */
+	} *worker;				/* NULL: nobody keeps away */
+	struct moe_start_worker *here;
+	int left; /* tasks */
 };
 
 /* Predecessors of the task that is being submitted. */
@@ -176,11 +182,12 @@ bool moe_engine_policy_obeys_masks(const char *policy);
 enum moe_status moe_parts_from_specs(const struct moe_engine *e, const struct moe_part_spec *specs,
 				     struct moe_part *parts);
 enum moe_status moe_parts_make(struct moe_engine *e, const struct moe_engine_params *params);
-/* start.c: a graph's first tasks keep away from the worker whose core the submitting thread has */
+int moe_engine_part_of_worker(const struct moe_engine *e, int worker); /* the first */
+/* start.c */
 enum moe_status moe_start_make(struct moe_engine *e);
 void moe_start_free(struct moe_engine *e);
 void moe_start_begin(struct moe_engine *e);
-/* The mask for the next task of `part` (-1: any); NULL: no more than its part's. Owned by the engine. */
+/* The mask of the next task, which is bound to `part` (-1: to none); NULL: no more than its part's. The engine's. */
 uint32_t *moe_start_mask(struct moe_engine *e, int part);
 /* starpu_start.c: *workers 0 becomes the number to start */
 enum moe_status moe_starpu_check_policy(const char *policy);

@@ -137,6 +137,14 @@ bool moe_engine_part_has_worker(const struct moe_engine *e, int part, int worker
 	       (e->parts[part].mask[worker / 32] >> (worker % 32) & 1);
 }
 
+int moe_engine_part_of_worker(const struct moe_engine *e, int worker)
+{
+	for (int p = 0; p < e->n_parts; p++)
+		if (moe_engine_part_has_worker(e, p, worker))
+			return p;
+	return 0;
+}
+
 int moe_engine_part_node(const struct moe_engine *e, int part)
 {
 	return e->parts[part].node;

@@ -9,9 +9,6 @@
 
 #include <sched.h>
 
-/* join, a few blocks of tokens, plan: what the others wait for. Larger starts have tasks for every worker. */
-#define FIRST_TASKS 8
-
 static void clear_bit(uint32_t *mask, int w)
 {
 	mask[w / 32] &= ~(1u << (w % 32));
@@ -19,35 +16,28 @@ static void clear_bit(uint32_t *mask, int w)
 
 enum moe_status moe_start_make(struct moe_engine *e)
 {
-	struct moe_start *s = &e->start;
+	struct moe_start_worker *s;
 
 	if (e->n_workers < 2 || !moe_engine_policy_obeys_masks(e->policy))
 		return MOE_OK;
-	s->cpu = moe_calloc((size_t)e->n_workers, sizeof *s->cpu);
-	s->others = moe_calloc((size_t)e->n_workers, sizeof *s->others);
-	s->part = moe_calloc((size_t)e->n_workers, sizeof *s->part);
-	if (!s->cpu || !s->others || !s->part)
+	s = e->start.worker = moe_calloc((size_t)e->n_workers, sizeof *s);
+	if (!s)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for masks of %d workers", e->n_workers);
-	for (int w = 0; w < e->n_workers; w++) {
-		s->cpu[w] = moe_engine_worker_cpu(e, w);
+	for (int w = 0; w < e->n_workers; w++, s++) {
+		s->cpu = moe_engine_worker_cpu(e, w);
+		s->part = moe_engine_part_of_worker(e, w);
 		for (int i = 0; i < e->n_workers; i++)
-			s->others[w][0][i / 32] |= 1u << (i % 32);
-		for (int p = 0; p < e->n_parts; p++)
-			if (moe_engine_part_has_worker(e, p, w)) {
-				s->part[w] = p;
-				memcpy(s->others[w][1], e->parts[p].mask, sizeof e->parts[p].mask);
-			}
-		clear_bit(s->others[w][0], w);
-		clear_bit(s->others[w][1], w);
+			s->any[i / 32] |= 1u << (i % 32);
+		memcpy(s->same, e->parts[s->part].mask, sizeof s->same);
+		clear_bit(s->any, w);
+		clear_bit(s->same, w);
 	}
 	return MOE_OK;
 }
 
 void moe_start_free(struct moe_engine *e)
 {
-	moe_free(e->start.cpu);
-	moe_free(e->start.part);
-	moe_free(e->start.others);
+	moe_free(e->start.worker);
 }
 
 void moe_start_begin(struct moe_engine *e)
@@ -56,22 +46,23 @@ void moe_start_begin(struct moe_engine *e)
 	int cpu = sched_getcpu();
 
 	s->left = 0;
-	for (int w = 0; s->cpu && cpu >= 0 && w < e->n_workers; w++)
-		if (s->cpu[w] == cpu && !atomic_load(&e->outstanding)) {
-			s->worker = w;
-			s->left = FIRST_TASKS;
+	if (!s->worker || cpu < 0 || atomic_load(&e->outstanding))
+		return;
+	for (int w = 0; w < e->n_workers; w++)
+		if (s->worker[w].cpu == cpu) {
+			s->here = &s->worker[w];
+			s->left = MOE_FIRST_TASKS;
 		}
 }
 
 uint32_t *moe_start_mask(struct moe_engine *e, int part)
 {
 	struct moe_start *s = &e->start;
-	bool bound = part >= 0 && e->n_parts > 1 && e->params.placement == MOE_PLACEMENT_STRICT;
 
 	if (s->left <= 0)
 		return NULL;
 	s->left--;
-	if (!bound)
-		return s->others[s->worker][0];
-	return part == s->part[s->worker] && e->parts[part].n_workers > 1 ? s->others[s->worker][1] : NULL;
+	if (part < 0)
+		return s->here->any;
+	return part == s->here->part && e->parts[part].n_workers > 1 ? s->here->same : NULL;
 }

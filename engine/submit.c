@@ -222,14 +222,14 @@ static struct moe_record *make_record(struct moe_engine *e, const struct moe_tas
 
 static void set_mask(struct moe_engine *e, struct starpu_task *t, int part)
 {
-	t->workerids = moe_start_mask(e, part);
-	t->workerids_len = t->workerids ? MOE_MASK_WORDS : 0;
 	/* strict parts only; with one part or all workers a mask would say nothing */
-	if (part < 0 || e->n_parts == 1 || e->params.placement != MOE_PLACEMENT_STRICT ||
-	    e->parts[part].n_workers == e->n_workers || t->workerids)
-		return;
-	t->workerids = e->parts[part].mask;
-	t->workerids_len = MOE_MASK_WORDS;
+	bool bound = part >= 0 && e->n_parts > 1 && e->params.placement == MOE_PLACEMENT_STRICT &&
+		     e->parts[part].n_workers < e->n_workers;
+
+	t->workerids = moe_start_mask(e, bound ? part : -1);
+	if (!t->workerids && bound)
+		t->workerids = e->parts[part].mask;
+	t->workerids_len = t->workerids ? MOE_MASK_WORDS : 0;
 }
 
 static void mark_written(const struct moe_task_desc *d)

@@ -12,14 +12,6 @@ struct helper {
 	pthread_t thread;
 };
 
-static int part_of_worker(const struct moe_engine *e, int worker)
-{
-	for (int p = 0; p < e->n_parts; p++)
-		if (moe_engine_part_has_worker(e, p, worker))
-			return p;
-	return 0;
-}
-
 /* To the cores of the part's node. Failure is not an error: the work is then done elsewhere. */
 static void bind_here(const struct moe_engine *e, int part)
 {
@@ -53,7 +45,7 @@ int moe_engine_parallel(struct moe_engine *e, void (*run)(void *arg, int part),
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	for (; h && n < workers; n++) {
-		h[n] = (struct helper){ e, run, arg, part_of_worker(e, n), 0 };
+		h[n] = (struct helper){ e, run, arg, moe_engine_part_of_worker(e, n), 0 };
 		if (pthread_create(&h[n].thread, NULL, help, &h[n]))
 			break;
 	}

@@ -260,8 +260,6 @@ static void placement(void)
 
 /* ---- the start of a graph ---- */
 
-#define FIRST 8 /* as in engine/start.c */
-
 static struct {
 	uint64_t base;
 	atomic_int worker[64]; /* of each task, plus one */
@@ -304,7 +302,7 @@ static void start_once(struct moe_engine *e, int mine, bool busy)
 	graph_verify(&g, 1);
 	for (int i = 0; i < g.n_tasks; i++)
 		CHECK(ran.worker[i] > 0);
-	for (int i = 0; i < FIRST && !busy; i++)
+	for (int i = 0; i < MOE_FIRST_TASKS && !busy; i++)
 		CHECK(ran.worker[i] != mine + 1);
 	CHECK_OK(moe_engine_observe(e, NULL));
 	graph_free(&before);
