@@ -3,6 +3,7 @@
 #include "api/block.h"
 #include "api/pass.h"
 #include "codelets/kernels/packed/coded.h"
+#include "model/expert_names.h"
 
 enum moe_status moe_block_check_format(const struct moe_block_params *p)
 {
@@ -105,7 +106,7 @@ static enum moe_status open_expert(const struct moe_block *b, enum moe_block_arr
 static enum moe_status check_all(const struct moe_block *b, enum moe_block_array which,
 				 const struct moe_quantised_arrays *src)
 {
-	static const char *const names[3] = { "gate_proj", "up_proj", "down_proj" };
+	const char *name = moe_expert_names[MOE_NAMES_USUAL][which];
 	int E = b->layer.E;
 	struct moe_quantised q;
 
@@ -115,8 +116,8 @@ static enum moe_status check_all(const struct moe_block *b, enum moe_block_array
 		MOE_TRY(check_experts("zero", &src->zero, E));
 	for (int e = 0; e < E; e++) {
 		if (open_expert(b, which, src, e, &q) != MOE_OK || moe_check_scales(&q, "scale") != MOE_OK)
-			return moe_fail_in(MOE_ERR_FORMAT, "%s, expert %d", names[which], e);
-		MOE_TRY(check_group(&b->params, &q, names[which]));
+			return moe_fail_in(MOE_ERR_FORMAT, "%s, expert %d", name, e);
+		MOE_TRY(check_group(&b->params, &q, name));
 	}
 	return MOE_OK;
 }

@@ -82,13 +82,14 @@ static enum moe_status check_no_more(const struct moe_expert_layer *l, const str
 	char name[NAME_MAX_BYTES];
 	struct moe_st_quantised t;
 	int64_t shape[3];
-	bool found = false;
+	bool found;
 
 	moe_experts_shape(l, MOE_BLOCK_GATE_PROJ, shape);
 	name_of(name, prefix, place, MOE_GATE, l->layer.E);
-	if (!moe_safetensors_find(st, name))
+	found = moe_safetensors_find(st, name) != NULL;
+	if (!found)
 		MOE_TRY(moe_st_quantised_find(st, name, 0, shape[1], shape[2], &t, &found));
-	if (found || moe_safetensors_find(st, name))
+	if (found)
 		return moe_fail(MOE_ERR_FORMAT, "%s: the layer was created with %d experts, the file has more", name,
 				l->layer.E);
 	return MOE_OK;

@@ -8,6 +8,7 @@
  */
 #include "model/adapters/adapter_form.h"
 #include "model/adapters/adapter_output.h"
+#include "model/expert_names.h"
 
 #include <stdio.h>
 
@@ -16,9 +17,11 @@ static const char *const names[2][MOE_ADAPTER_PROJECTIONS] = {
 	{ "block_sparse_moe.experts.%d.w1", "block_sparse_moe.experts.%d.w3",
 	  "block_sparse_moe.experts.%d.w2" },
 };
-static const char *const short_names[2][MOE_ADAPTER_PROJECTIONS] = {
-	{ "gate_proj", "up_proj", "down_proj" }, { "w1", "w3", "w2" }
-};
+
+static const char *short_name(bool mixtral, int projection)
+{
+	return moe_expert_names[mixtral ? MOE_NAMES_MIXTRAL : MOE_NAMES_USUAL][projection];
+}
 
 /* ---- reading ---- */
 
@@ -101,7 +104,7 @@ static enum moe_status copy_pair(const struct moe_adapter_input *in,
 		return moe_fail(MOE_ERR_FORMAT,
 				"layer %d: %s of expert %d is missing, others of its %lld experts "
 				"have it",
-				e->layer, short_names[in->adapter->mixtral][projection], expert,
+				e->layer, short_name(in->adapter->mixtral, projection), expert,
 				(long long)e->n_experts);
 	if (p->a->shape[0] != rank || p->a->shape[1] != cols || p->b->shape[0] != rows)
 		return moe_fail(MOE_ERR_FORMAT,
@@ -238,7 +241,7 @@ static enum moe_status write_experts(struct moe_adapter_output *out)
 				MOE_TRY(add_projection(out, &a->entries[i], x, p));
 	for (int p = 0; p < MOE_ADAPTER_PROJECTIONS; p++)
 		MOE_TRY(moe_adapter_add_module(
-			out, MOE_ADAPTER_EXPERTS, "target_modules", short_names[a->mixtral][p],
+			out, MOE_ADAPTER_EXPERTS, "target_modules", short_name(a->mixtral, p),
 			p == MOE_ADAPTER_DOWN ? down_setting : gate_up_setting));
 	if (a->mixtral) /* PEFT 0.21 looks for the parameter that w2 has become */
 		return moe_adapter_add_module(out, MOE_ADAPTER_EXPERTS, NULL,
