@@ -63,6 +63,7 @@ struct moe_quantised {
 	int64_t n, k;
 	int64_t rows; /* rows that share a scale */
 	struct moe_array codes, scale, zero;
+	const struct moe_code_writer *writer; /* of the layout that it is stored in; NULL: none */
 };
 
 /* The tensors of one matrix: what moe_format_layout.open checks. data NULL: absent. */
@@ -98,8 +99,8 @@ struct moe_format_layout {
 		     int64_t *k);
 	const char *name; /* of convert's --weights where it is not the format's; or NULL */
 	const struct moe_code_writer *writer; /* NULL: read only */
-	/* fills in *q but for the data pointers; MOE_ERR_FORMAT, MOE_ERR_UNSUPPORTED name the
-	 * tensor */
+	/* fills in *q but for the data pointers, and q->writer where this layout's is another's that has the same names;
+	 * MOE_ERR_FORMAT, MOE_ERR_UNSUPPORTED name the tensor */
 	enum moe_status (*open)(const struct moe_stored *s, struct moe_quantised *q);
 };
 

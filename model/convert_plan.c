@@ -199,11 +199,13 @@ static enum moe_status add_piece(struct moe_convert_plan *p, const struct moe_co
 	}
 	if (p->target.keep) {
 		as_stored(s, c);
+		c->writer = s->coded.q.writer;
 		status = MOE_OK;
 	} else {
 		c->keep = keeps(c->format, s, c->row0) && !s->change;
 		c->q = coding_of(s, c);
-		status = c->layout->writer->shapes(&c->q, &c->stored);
+		c->writer = c->layout->writer;
+		status = c->writer->shapes(&c->q, &c->stored);
 	}
 	if (status != MOE_OK)
 		return moe_fail_in(status, "%s", s->name);

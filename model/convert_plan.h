@@ -43,7 +43,8 @@ struct moe_convert_piece {
 	struct moe_quantised q; /* coding, n, k, rows; format NULL: plain */
 	enum moe_dtype dtype;	/* then */
 	const struct moe_format *format;
-	const struct moe_format_layout *layout;
+	const struct moe_format_layout *layout; /* whose names the tensors get */
+	const struct moe_code_writer *writer;
 	struct moe_stored stored;	     /* shapes of one matrix */
 	int64_t tensor[MOE_CONVERT_TENSORS]; /* -1: none */
 };

@@ -165,7 +165,7 @@ static enum moe_status store(const struct moe_convert_piece *c, struct made *m)
 		if (!m->out[i])
 			return moe_fail(MOE_ERR_NOMEM, "out of memory");
 	}
-	return c->layout->writer->store(&m->q, &s);
+	return c->writer->store(&m->q, &s);
 }
 
 static enum moe_status make(const struct moe_convert_run *r, const struct moe_convert_piece *c,

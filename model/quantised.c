@@ -130,7 +130,8 @@ static enum moe_status open(const struct moe_safetensors *st, const char *name,
 				     .rows = 1,
 				     .codes = s.codes,
 				     .scale = s.scale,
-				     .zero = s.zero };
+				     .zero = s.zero,
+				     .writer = l->writer };
 	MOE_TRY(l->open(&s, q));
 	return check_order(st, name, q);
 }

@@ -54,30 +54,6 @@ enum moe_status moe_rewrite_mark_coded(struct moe_merge_shards *m, const struct 
 	return MOE_OK;
 }
 
-/* The writer of the layout that the tensors have: by their names, and by the shape of codes where names are shared. */
-static enum moe_status writer_of(const struct moe_st_quantised *t, const struct moe_quantised *q,
-				 const struct moe_code_writer **out)
-{
-	const struct moe_format *f = q->coding.format;
-
-	for (int i = 0; i < MOE_FORMAT_LAYOUTS && f->layout[i].codes; i++) {
-		const struct moe_format_layout *l = &f->layout[i];
-		struct moe_stored s = { .n = q->n, .k = q->k };
-		const struct moe_array *a = &s.codes, *b = &t->q.codes;
-
-		if (!l->writer || !moe_ends_with(t->codes->name, l->codes) ||
-		    !moe_ends_with(t->scale->name, l->scale))
-			continue;
-		if (l->writer->shapes(q, &s) == MOE_OK && a->ndim == b->ndim &&
-		    !memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape)) {
-			*out = l->writer;
-			return MOE_OK;
-		}
-	}
-	return moe_fail(MOE_ERR_UNSUPPORTED, "%s: there is no writer for its layout",
-			t->codes->name);
-}
-
 /* What is written of one matrix: codes, scales or zeros of tensors t. */
 struct storing {
 	const struct moe_st_quantised *t;
@@ -93,10 +69,10 @@ static enum moe_status store(const struct moe_quantised *q, void *arg)
 		.n = q->n, .k = q->k, .codes = t->q.codes, .scale = t->q.scale, .zero = t->q.zero
 	};
 	struct moe_array *a[] = { &s.codes, &s.scale, &s.zero };
-	const struct moe_code_writer *writer = NULL;
 	enum moe_status st = MOE_OK;
 
-	MOE_TRY(writer_of(t, q, &writer));
+	if (!t->q.writer)
+		return moe_fail(MOE_ERR_UNSUPPORTED, "%s: there is no writer for its layout", t->codes->name);
 	for (int i = 0; i < 3; i++) {
 		bool present = a[i]->data != NULL;
 		int64_t count = moe_shape_count(a[i]->ndim, a[i]->shape);
@@ -106,7 +82,7 @@ static enum moe_status store(const struct moe_quantised *q, void *arg)
 			st = moe_fail(MOE_ERR_NOMEM, "no memory to write %s", t->codes->name);
 	}
 	if (st == MOE_OK)
-		st = writer->store(q, &s);
+		st = t->q.writer->store(q, &s);
 	o->part = *a[o->coded - CODES];
 	for (int i = 0; i < 3; i++)
 		if (st != MOE_OK || i != o->coded - CODES)

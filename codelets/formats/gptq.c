@@ -50,6 +50,8 @@ static int awq_zero(const struct moe_quantised *q, int64_t row, int64_t group)
 static const struct moe_code_reader gptq = { gptq_codes, scale, gptq_zero };
 static const struct moe_code_reader awq = { awq_codes, scale, awq_zero };
 
+static const struct moe_code_writer gptq_writer, awq_writer;
+
 static enum moe_status open(const struct moe_stored *s, struct moe_quantised *q)
 {
 	bool is_awq =
@@ -70,6 +72,7 @@ static enum moe_status open(const struct moe_stored *s, struct moe_quantised *q)
 	MOE_TRY(moe_stored_dtype(s->zero_name, &s->zero, MOE_I32));
 	MOE_TRY(moe_stored_shape(s->zero_name, &s->zero, groups, s->n / 8));
 	q->reader = is_awq ? &awq : &gptq;
+	q->writer = is_awq ? &awq_writer : &gptq_writer;
 	q->coding.scale = s->scale.dtype;
 	q->coding.zero = true;
 	q->rows = 1;

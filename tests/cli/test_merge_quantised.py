@@ -4,6 +4,7 @@
 import json
 import os
 import unittest
+from array import array
 
 from support import MODEL, Case, read_tensors
 
@@ -28,6 +29,17 @@ class MergeQuantised(Case):
         self.assertGreater(before - want, 0.5)
         self.assertLess(abs(got - want), share * (before - want))
 
+    def check_values(self, weights, error):
+        """The files hold what was merged, but for quantising: as another reader dequantises them, beside an exact merge."""
+        self.merge(self.path(weights), f"{weights}-exact", "--weights", "f32")
+        self.good("convert", self.path(f"{weights}-merged"), self.path(f"{weights}-read"), "--weights", "f32", "--quiet")
+        exact, read = read_tensors(self.path(f"{weights}-exact")), read_tensors(self.path(f"{weights}-read"))
+        for layer in range(4):
+            for name in ("self_attn.q_proj", "mlp.experts.0.gate_proj", "mlp.experts.7.down_proj"):
+                want, got = (array("f", side[f"model.layers.{layer}.{name}.weight"][3]) for side in (exact, read))
+                off = sum((a - b) ** 2 for a, b in zip(want, got)) / sum(a * a for a in want)
+                self.assertLess(off**0.5, error, name)
+
     def test_keep(self):
         for weights, error, share in (("fp8", 0.04, 0.1), ("int8", 0.02, 0.1), ("int4", 0.15, 0.4), ("mxfp4", 0.2, 0.4),
                                       ("gptq", 0.15, 0.4), ("awq", 0.15, 0.4)):  # fmt: skip
@@ -46,6 +58,7 @@ class MergeQuantised(Case):
                 for name in ("config.json", "tokenizer.json"):
                     self.assertEqual(self.read(weights, name).split(), self.read(f"{weights}-merged", name).split())
                 self.check_loss(self.path(weights), self.path(f"{weights}-merged"), share)
+                self.check_values(weights, error)
 
     def test_other_formats(self):
         self.good("convert", MODEL, self.path("int4"), "--weights", "int4", "--quiet")
