@@ -227,6 +227,17 @@ static void wait_for_sleep(struct moe_engine *e, int pauses)
 	CHECK(info_of(e).pauses >= pauses);
 }
 
+/* Its own thread, new after the fork, spins for 2^28 ticks of the clock before it sleeps. */
+static void wait_for_openblas(void)
+{
+	double cpu = -1;
+
+	for (int i = 0; i < 100 && cpu_seconds() - cpu > 0.001; i++) {
+		cpu = cpu_seconds();
+		usleep(50000);
+	}
+}
+
 static void sleep_child(const void *arg)
 {
 	struct moe_engine *e = open_with(2, 1, NULL);
@@ -235,6 +246,7 @@ static void sleep_child(const void *arg)
 
 	(void)arg;
 	wait_for_sleep(e, 1); /* nothing was ever submitted */
+	wait_for_openblas();
 	for (int i = 0; i < 3; i++) {
 		before = info_of(e).pauses;
 		run_graph(e, 100, 1, 0);

@@ -6,7 +6,7 @@ import json
 import os
 import unittest
 
-from support import MODEL, Case
+from support import MODEL, Case, save_tokens
 
 LAYERS, EXPERTS, PER_TOKEN = 4, 8, 2  # of the tiny checkpoint
 
@@ -253,9 +253,11 @@ class Course(Case):
         self.assertRegex(said.stdout, r"experts: \d+ of 32 had no token; busiest: layer \d expert \d, \d\.\d x the mean")
 
     def test_best_checkpoint(self):
-        """A learning rate that is far too high at first: an early evaluation is the best one."""
-        held_out = self.tokens("held.safetensors", 4)
-        flags = ["--max-steps", 8, "--learning-rate", 0.3, "--lr-scheduler-type", "constant", "--warmup-ratio", 0,
+        """What is held out uses other tokens than what is trained on: an early evaluation is the best one."""
+        held_out = self.path("held.safetensors")
+        save_tokens(held_out, [[100 + i, 140 + i, 100 + i, 120 - i] for i in range(4)])
+        save_tokens(self.data, [[10 + i, 40 + i, 10 + i, 30 - i] for i in range(16)])
+        flags = ["--max-steps", 8, "--learning-rate", 0.01, "--lr-scheduler-type", "constant", "--warmup-ratio", 0,
                  "--eval-data", held_out, "--eval-steps", 1, "--save-steps", 3, "--save-total-limit", 1]  # fmt: skip
         values = self.train(*flags, "--load-best")
         losses = {e["step"]: e["eval_loss"] for e in self.log()[1]}
