@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static const struct moe_kernels *current;
 
@@ -49,11 +50,30 @@ bool is_model_table(const struct moe_kernels *k)
 	return !moe_test_sanitized() || is_exact_or_best(k);
 }
 
+/* MOESAIC_TEST_TABLES=avx2,amx: these alone, where a CPU is emulated and the others' results are known. */
+static bool is_wanted(const struct moe_kernels *k)
+{
+	const char *wanted = getenv("MOESAIC_TEST_TABLES");
+	size_t n = strlen(k->name);
+
+	for (const char *at = wanted; at && *at; at += strspn(at, ",")) {
+		size_t length = strcspn(at, ",");
+
+		if (length == n && !memcmp(at, k->name, n))
+			return true;
+		at += length;
+	}
+	return !wanted;
+}
+
 static void run_tables(bool few, void (*run)(void))
 {
-	for (int i = 0; moe_kernels_list[i]; i++)
-		if (moe_kernels_list[i]->supported() && (!few || is_exact_or_best(moe_kernels_list[i])))
-			run_table(moe_kernels_list[i], run);
+	for (int i = 0; moe_kernels_list[i]; i++) {
+		const struct moe_kernels *k = moe_kernels_list[i];
+
+		if (k->supported() && is_wanted(k) && (!few || is_exact_or_best(k)))
+			run_table(k, run);
+	}
 }
 
 /* Kernels know no threads: the exact table and the best one are enough to see those. */

@@ -15,7 +15,7 @@ struct table_tolerance {
 	double out, grad_x, grad_weights, grad, loss;
 };
 
-/* Runs `run` under every supported table (ThreadSanitizer: the exact and the best one). Outside of it: the table that an engine takes by itself. */
+/* Runs `run` under every supported table, or those that MOESAIC_TEST_TABLES names (ThreadSanitizer: the exact and the best one). Outside of it: the table that an engine takes by itself. */
 void each_table(void (*run)(void));
 /*
  * The same for whole models; under AddressSanitizer too, the exact and the best table alone: what the others do with memory,
