@@ -22,6 +22,7 @@ struct load {
 	size_t task_cap, pred_cap, routing_cap, load_cap, memory_cap, counter_cap, mark_cap,
 		host_cap;
 	uint32_t *index; /* of task id - low_id; TRACE_NO_TASK: not there */
+	uint32_t *waiter; /* by task: the last one that was found to wait for it, plus 1 */
 	int64_t low_id;
 	uint64_t ids;
 	bool too_many;

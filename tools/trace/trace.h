@@ -21,7 +21,7 @@ struct trace_task {
 	int32_t kind, layer, group, slice, part, micro, worker, core;
 	int32_t step;
 	uint8_t phase; /* enum moe_mxt_phase */
-	/* predecessors: trace.pred[first_pred .. + n_pred), those that have run, as indices */
+	/* predecessors: trace.pred[first_pred .. + n_pred), those that have run, each once, as indices */
 	uint32_t first_pred, n_pred;
 	/* successors, likewise in trace.succ; made by trace_finish() */
 	uint32_t first_succ, n_succ;
