@@ -228,6 +228,7 @@ class Export(Case):
             "Name: a\nJobId: x\n": "no job id",
             "Name: a\nJobId: 1\nStartTime: 3\nEndTime: 2\n\n": "before StartTime",
             "Name: a\nJobId: 1\nStartTime: soon\n": "no time in ms",
+            "Name: a\nJobId: 1\nGFlop: 1e12\n": "no GFlop of 0 to 1e9",
             "Name: a\nJobId: 1\nWorkerId: -7\n": "small number",
             "JobId: 1\n\nJobId: 1\n\n": "same JobId",
             "JobId: 1\nDependsOn: 2\n\nJobId: 2\nDependsOn: 1\n\n": "cycle",

@@ -99,6 +99,17 @@ static int parse_time(struct rec *r, const char *text, int64_t *ns)
 	return 0;
 }
 
+static int parse_flops(struct rec *r, const char *text, int64_t *flops)
+{
+	char *end;
+	double billions = strtod(text, &end);
+
+	if (end == text || !(billions >= 0 && billions <= 1e9))
+		return rec_fail(r, "no GFlop of 0 to 1e9 where one is needed");
+	*flops = llrint(billions * 1e9);
+	return 0;
+}
+
 static int parse_small(struct rec *r, const char *text, int32_t *v)
 {
 	char *end;
@@ -114,7 +125,6 @@ static int parse_small(struct rec *r, const char *text, int32_t *v)
 static int parse_field(struct rec *r, struct record *k, const char *key, const char *value)
 {
 	const char *end;
-	int64_t ns;
 
 	if (!strcmp(key, "Name")) {
 		k->internal = !strncmp(value, "_starpu_", 8);
@@ -140,11 +150,8 @@ static int parse_field(struct rec *r, struct record *k, const char *key, const c
 		k->timed = true;
 		return parse_time(r, value, &k->stop);
 	}
-	if (!strcmp(key, "GFlop")) {
-		if (parse_time(r, value, &ns))
-			return -1;
-		k->flops = ns * 1000; /* 1e9 flops each where a time is 1e6 ns */
-	}
+	if (!strcmp(key, "GFlop"))
+		return parse_flops(r, value, &k->flops);
 	return 0;
 }
 
