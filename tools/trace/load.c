@@ -78,9 +78,9 @@ static const char *wrong_task(const struct trace_task *k)
 	if (!load_is_time(k->start) || !load_is_time(k->stop) || !load_is_time(k->submit) ||
 	    !load_is_time(k->ready) || !load_is_time(k->pop))
 		return "a task with an impossible time";
-	if (k->kind < 0 || k->kind >= MAX_KINDS)
+	if (k->kind < 0 || k->kind >= TRACE_MAX_KINDS)
 		return "a task of unknown kind";
-	if (k->worker < 0 || k->worker >= MAX_WORKERS)
+	if (k->worker < 0 || k->worker >= TRACE_MAX_WORKERS)
 		return "a task of unknown worker";
 	if (k->layer < -1 || k->layer >= MAX_LAYER || k->step < 0 || k->step > MAX_STEP)
 		return "a task of impossible layer or step";

@@ -10,6 +10,11 @@
 
 #include "engine/trace_read.h"
 
+/* What a trace may have, of whatever it is made. */
+#define TRACE_MAX_WORKERS 65536
+#define TRACE_MAX_KINDS 512
+#define TRACE_MAX_TIME ((int64_t)1 << 52) /* ns: 52 days */
+
 #define TRACE_NO_TASK UINT32_MAX
 
 /* One task that has run. Where a column says what it means: engine/trace_format.h. */
