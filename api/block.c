@@ -4,7 +4,6 @@
 #include "api/machine.h"
 #include "api/pass.h"
 
-#define DEFAULT_TOKENS 512
 /* Before what is submitted later, above any distance within a layer's tasks. */
 #define BACKWARD_PRIORITY 100
 
@@ -69,7 +68,7 @@ static enum moe_status train_ffn(struct moe_block *b)
 static enum moe_status alloc_layer(struct moe_block *b)
 {
 	const struct moe_block_params *p = &b->params;
-	int tokens = p->expected_tokens ? p->expected_tokens : DEFAULT_TOKENS;
+	int tokens = p->expected_tokens ? p->expected_tokens : MOE_DEFAULT_TOKENS;
 	struct moe_experts_shape s = {
 		.E = p->experts,
 		.k = p->experts_per_token,

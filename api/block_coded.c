@@ -129,7 +129,7 @@ static enum moe_status take_memory(struct moe_block *b, enum moe_expert_matrix w
 	const struct moe_weight *w = which == MOE_GATE ? part->gate : which == MOE_UP ? part->up : part->down;
 	struct moe_coding c = q->coding;
 
-	if (w->data && w->coding.group == c.group && w->coding.scale == c.scale && w->coding.zero == c.zero)
+	if (w->data && moe_coding_alike(&w->coding, &c, false))
 		return MOE_OK;
 	c.rows = q->rows;
 	MOE_TRY(moe_experts_take_matrix(b->engine, &b->layer, which, &c));

@@ -5,7 +5,6 @@
 #include "api/lora_init.h"
 #include "api/machine.h"
 
-#define DEFAULT_TOKENS 512
 
 static enum moe_status check_sizes(const struct moe_experts_params *p)
 {
@@ -91,7 +90,7 @@ static enum moe_status choose_backward(struct moe_expert_layer *l, const struct 
 static enum moe_status alloc_layer(struct moe_expert_layer *l)
 {
 	const struct moe_experts_params *p = &l->params;
-	int tokens = p->expected_tokens ? p->expected_tokens : DEFAULT_TOKENS;
+	int tokens = p->expected_tokens ? p->expected_tokens : MOE_DEFAULT_TOKENS;
 	struct moe_load load = {
 		.E = p->experts,
 		.k = p->experts_per_token,

@@ -10,11 +10,6 @@ static enum moe_status in_expert(const struct moe_expert_layer *l, enum moe_stat
 			   moe_experts_array_name((enum moe_block_array)i), (long long)row);
 }
 
-static bool alike(const struct moe_coding *a, const struct moe_coding *b)
-{
-	return a->format == b->format && a->group == b->group && a->scale == b->scale && a->zero == b->zero && a->rows == b->rows;
-}
-
 /* Where gate and up are trained, each has blocks of its own. */
 static enum moe_status check_blocks(const struct moe_expert_layer *l, int64_t rows)
 {
@@ -42,11 +37,13 @@ static enum moe_status check_codings(const struct moe_expert_layer *l, struct mo
 		if (i % E == 0) {
 			out[i / E] = *c;
 			st = l->params.train_base ? moe_requantise_check(c, q[i].n, q[i].k) : MOE_OK;
-		} else if (!alike(c, &out[i / E])) {
+		} else if (!moe_coding_alike(c, &out[i / E], l->params.train_base)) {
 			st = moe_fail(MOE_ERR_FORMAT,
-				      "%s with a scale (%s) per %lld columns, expert 0 is %s with one (%s) per %lld: they must be alike",
-				      c->format->name, moe_dtype_name(c->scale), (long long)c->group,
-				      out[i / E].format->name, moe_dtype_name(out[i / E].scale), (long long)out[i / E].group);
+				      "%s with a scale (%s) per %lld columns of %lld rows, expert 0 is %s with one (%s) per "
+				      "%lld of %lld: they must be alike",
+				      c->format->name, moe_dtype_name(c->scale), (long long)c->group, (long long)c->rows,
+				      out[i / E].format->name, moe_dtype_name(out[i / E].scale),
+				      (long long)out[i / E].group, (long long)out[i / E].rows);
 		}
 		if (st == MOE_OK && !(fused && i / E == MOE_UP)) /* gate's are up's too */
 			st = moe_check_scales(&q[i], names ? names[i] : "scale");

@@ -2,6 +2,7 @@
 /* Opening and closing a model. */
 #include "api/machine.h"
 #include "api/model.h"
+#include "api/pass.h"
 #include "model/arch_reader.h"
 
 #include "codelets/ffn_bwd.h"
@@ -12,7 +13,6 @@
 
 #include <math.h>
 
-#define DEFAULT_TOKENS 512 /* of a micro-batch */
 
 enum moe_status moe_model_enter(struct moe_model *m)
 {
@@ -69,7 +69,7 @@ static enum moe_status take_params(struct moe_model *m, const struct moe_model_p
 				"method full has no adapter, but %s is one: merge it into a checkpoint first",
 				p->adapter);
 	if (!p->max_tokens)
-		m->params.max_tokens = DEFAULT_TOKENS;
+		m->params.max_tokens = MOE_DEFAULT_TOKENS;
 	return MOE_OK;
 }
 

@@ -46,19 +46,20 @@ static enum moe_status load_single(struct moe_loader *l, int layer, struct moe_e
 	return MOE_OK;
 }
 
-static enum moe_status other_coding(const struct moe_st_quantised *t,
+static enum moe_status other_coding(const struct moe_loader *l, enum moe_role role, const struct moe_st_quantised *t,
 				    const struct moe_coding *first)
 {
-	if (t->q.coding.format == first->format && t->q.coding.group == first->group &&
-	    t->q.coding.scale == first->scale && t->q.coding.zero == first->zero)
+	struct moe_coding c = t->q.coding;
+
+	c.rows = t->q.rows;
+	if (moe_coding_alike(&c, first, moe_model_trains(l->m, role)))
 		return MOE_OK;
 	return moe_fail(MOE_ERR_UNSUPPORTED,
-			"%s is %s with a scale (%s) per %lld columns, the layer's first expert %s "
-			"with one (%s) per "
-			"%lld: one format is expected",
-			t->codes->name, t->q.coding.format->name, moe_dtype_name(t->q.coding.scale),
-			(long long)t->q.coding.group, first->format->name,
-			moe_dtype_name(first->scale), (long long)first->group);
+			"%s is %s with a scale (%s) per %lld columns of %lld rows, the layer's first expert %s with one "
+			"(%s) per %lld of %lld: one format is expected",
+			t->codes->name, c.format->name, moe_dtype_name(c.scale), (long long)c.group, (long long)c.rows,
+			first->format->name, moe_dtype_name(first->scale), (long long)first->group,
+			(long long)first->rows);
 }
 
 static enum moe_status missing_coded(const struct moe_loader *l, enum moe_role role, int layer,
@@ -79,7 +80,7 @@ static enum moe_status next_coded(struct moe_loader *l, enum moe_role role, int 
 	MOE_TRY(moe_model_find_quantised(l->m, l->st, role, layer, expert, t, &found));
 	if (!found)
 		return missing_coded(l, role, layer, expert);
-	MOE_TRY(other_coding(t, coding));
+	MOE_TRY(other_coding(l, role, t, coding));
 	return moe_load_begin_coded(l, t);
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a block and the experts of a layer share: checks of a call's arrays, copies in and out. */
+/* What a block and the experts of a layer share, some of it with models: defaults, checks of a call's arrays, copies
+ * in and out. */
 #ifndef MOE_API_PASS_H
 #define MOE_API_PASS_H
 
@@ -8,6 +9,8 @@
 
 #define MOE_MAX_EXPERTS 32767 /* a tag's group is 16 bits wide */
 #define MOE_MAX_BYTES 0x1p46  /* of one array: sizes in bytes never overflow */
+/* Of a forward or a micro-batch, where the caller gives none: what moesaic.h says 0 stands for. */
+#define MOE_DEFAULT_TOKENS 512
 
 /* ndim 2, [rows, cols], of floats; rows -1: any. */
 enum moe_status moe_check_float_matrix(const char *name, const struct moe_array *a, int64_t rows,

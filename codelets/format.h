@@ -164,6 +164,16 @@ static inline int64_t moe_groups(const struct moe_coding *c, int64_t k)
 	return k > 0 ? (c->phase + k + c->group - 1) / c->group : 0;
 }
 
+/*
+ * Memory that was made for one takes weights of the other; trained: and they are quantised again in the same blocks.
+ * phase and compute follow from where a weight lies.
+ */
+static inline bool moe_coding_alike(const struct moe_coding *a, const struct moe_coding *b, bool trained)
+{
+	return a->format == b->format && a->group == b->group && a->scale == b->scale && a->zero == b->zero &&
+	       (!trained || MOE_MAX(a->rows, 1) == MOE_MAX(b->rows, 1));
+}
+
 /* Bytes of one scale with its zero. */
 static inline size_t moe_scale_bytes(const struct moe_coding *c)
 {

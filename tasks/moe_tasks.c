@@ -318,6 +318,9 @@ enum moe_status moe_task_lora_grad(const struct moe_context *c, const struct moe
 	struct moe_access_list l = { .n = 0 };
 
 	MOE_TRY(check_group("lora_grad", a));
+	if (a->groups < 1 || a->group + (a->groups - 1) * a->layer->P >= a->layer->G)
+		return moe_fail(MOE_ERR_ARG, "lora_grad: %d groups from %d on, %d apart, of %d", a->groups, a->group,
+				a->layer->P, a->layer->G);
 	moe_access_add_all(&l, in, n, MOE_R);
 	moe_access_add(&l, plan, MOE_R);
 	moe_access_add(&l, x, MOE_R);

@@ -77,7 +77,7 @@ enum moe_status moe_task_gate_up_bwd(const struct moe_context *c, const struct m
 				     int slice, struct moe_tensor *const *in, int n,
 				     struct moe_tensor *copy, struct moe_tensor *lora_h,
 				     struct moe_tensor *out);
-/* in: n tensors of down_bwd; grad_h: a->groups of them */
+/* in: n tensors of down_bwd; grad_h: a->groups (1 or more) of them */
 enum moe_status moe_task_lora_grad(const struct moe_context *c, const struct moe_expert_args *a,
 				   struct moe_tensor *const *in, int n, struct moe_tensor *plan,
 				   struct moe_tensor *x, struct moe_tensor *grad_out,

@@ -8,10 +8,7 @@ static uint64_t state;
 
 static double uniform(void) /* [-1, 1) */
 {
-	state ^= state << 13;
-	state ^= state >> 7;
-	state ^= state << 17;
-	return (double)(state >> 11) * 0x1p-52 - 1.0;
+	return uniform_of(&state);
 }
 
 static float *randoms(int64_t n, double scale)

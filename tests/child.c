@@ -117,6 +117,15 @@ struct moe_engine *open_with(int workers, int parts, const char *policy)
 	return e;
 }
 
+struct moe_engine *open_isa(const char *isa, int workers, int parts)
+{
+	struct moe_engine_params p = { .struct_size = sizeof p, .workers = workers, .parts = parts, .isa = isa };
+	struct moe_engine *e = NULL;
+
+	CHECK_OK(moe_engine_open(&p, &e));
+	return e;
+}
+
 struct moe_engine_info info_of(struct moe_engine *e)
 {
 	struct moe_engine_info info = { .struct_size = sizeof info };

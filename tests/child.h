@@ -39,7 +39,8 @@ bool in_child(const char *name, void (*run)(const void *arg), const void *arg);
 /* A folder below the test's own for StarPU's files; one per topology. */
 void use_starpu_home(const char *name);
 double cpu_seconds(void); /* of this process */
-struct moe_engine *open_with(int workers, int parts, const char *policy);
+struct moe_engine *open_with(int workers, int parts, const char *policy); /* with the table under test */
+struct moe_engine *open_isa(const char *isa, int workers, int parts);
 struct moe_engine_info info_of(struct moe_engine *e);
 
 #endif

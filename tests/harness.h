@@ -7,7 +7,9 @@
 #define MOE_TESTS_HARNESS_H
 
 #include <CUnit/CUnit.h>
+#include <math.h>
 #include <stdbool.h>
+#include <stdint.h>
 
 struct moe_test {
 	const char *name;
@@ -16,6 +18,21 @@ struct moe_test {
 
 extern const char moe_suite_name[];
 extern const struct moe_test moe_suite_tests[]; /* ends with a NULL name */
+
+/* The larger of two errors, and NaN from the first NaN on: fmax drops it, and a maximum of nothing but NaN would be 0. */
+static inline double worst_of(double worst, double off)
+{
+	return isnan(worst) || off <= worst ? worst : off;
+}
+
+/* [-1, 1), repeatable (xorshift64); *state is not 0. */
+static inline double uniform_of(uint64_t *state)
+{
+	*state ^= *state << 13;
+	*state ^= *state >> 7;
+	*state ^= *state << 17;
+	return (double)(*state >> 11) * 0x1p-52 - 1.0;
+}
 
 /* Marks the running test program as skipped for a named reason (missing input or tool). */
 void moe_test_skip(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

@@ -83,10 +83,7 @@ static uint64_t random_state;
 
 static inline double uniform(void) /* [-1, 1) */
 {
-	random_state ^= random_state << 13;
-	random_state ^= random_state >> 7;
-	random_state ^= random_state << 17;
-	return (double)(random_state >> 11) * 0x1p-52 - 1.0;
+	return uniform_of(&random_state);
 }
 
 static inline float *randoms(int64_t n, double scale)

@@ -17,13 +17,7 @@ static const enum moe_block_array layer_lora[LAYER_LORA] = {
 
 static inline struct moe_engine *layer_engine(int workers, int parts)
 {
-	struct moe_engine_params p = {
-		.struct_size = sizeof p, .workers = workers, .parts = parts, .isa = table_isa()
-	};
-	struct moe_engine *e = NULL;
-
-	CHECK_OK(moe_engine_open(&p, &e));
-	return e;
+	return open_with(workers, parts, NULL);
 }
 
 static inline struct moe_experts_params layer_params(const struct block_case *c)

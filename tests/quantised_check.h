@@ -39,7 +39,14 @@ static const struct quantised_kind quantised_kinds[] = {
 	{ "int4", "int4", false, false, ".weight_packed", ".weight_scale", NULL },
 	{ "mxfp4", "mxfp4", false, true, "_blocks", "_scales", NULL },
 	{ "gptq", "int4", true, false, ".qweight", ".scales", ".qzeros" },
+	{ "awq", "int4", true, false, ".qweight", ".scales", ".qzeros" },
 };
+
+/* Its names are gptq's: only the shapes and the order of the bits differ. */
+static inline bool is_awq(const struct quantised_kind *kind)
+{
+	return !strcmp(kind->name, "awq");
+}
 
 /* Items of a file being made. Tests move and drop items, so memory is listed apart. */
 struct made {
@@ -86,6 +93,7 @@ static inline uint8_t code_of(const struct moe_quantised *q, int64_t n, int64_t 
 static inline void store_codes(const struct quantised_kind *kind, const struct moe_quantised *q,
 			       int64_t n0, void *to)
 {
+	static const int awq[8] = { 0, 4, 1, 5, 2, 6, 3, 7 }; /* the nibble of each of 8 rows */
 	uint8_t *bytes = to;
 	uint32_t *words = to;
 
@@ -93,7 +101,9 @@ static inline void store_codes(const struct quantised_kind *kind, const struct m
 		for (int64_t k = 0; k < q->k; k++) {
 			uint8_t c = code_of(q, n, k);
 
-			if (kind->zero)
+			if (is_awq(kind))
+				words[k * (q->n / 8) + n / 8] |= (uint32_t)c << 4 * awq[n % 8];
+			else if (kind->zero)
 				words[k / 8 * q->n + n] |= (uint32_t)c << 4 * (k % 8);
 			else if (!strcmp(kind->format, "int4"))
 				words[(n0 + n) * (q->k / 8) + k / 8] |= (uint32_t)c << 4 * (k % 8);
@@ -128,8 +138,8 @@ static inline void put_tensors(struct made *m, const struct quantised_kind *kind
 	char name[280]; /* a base and the longest suffix */
 
 	if (kind->zero) {
-		c[1] = q->k / 8, c[2] = rows, s[1] = groups, s[2] = rows, dtype = MOE_I32,
-		scale = MOE_F16;
+		c[1] = is_awq(kind) ? q->k : q->k / 8, c[2] = is_awq(kind) ? rows / 8 : rows;
+		s[1] = groups, s[2] = rows, dtype = MOE_I32, scale = MOE_F16;
 	} else if (!strcmp(kind->format, "int4")) {
 		c[2] = q->k / 8, dtype = MOE_I32, scale = MOE_BF16;
 	} else if (!strcmp(kind->format, "mxfp4")) {
@@ -144,8 +154,10 @@ static inline void put_tensors(struct made *m, const struct quantised_kind *kind
 	if (!kind->zero)
 		return;
 	snprintf(name, sizeof name, "%s%s", base, kind->zero);
-	s[2] = rows / 8;
-	memset(put_item(m, MOE_I32, 2, s + 1, name), 0x77, (size_t)(groups * rows / 8) * 4);
+	s[2] = rows / 8; /* 8 is the zero of all; gptq stores it less one */
+	memset(put_item(m, MOE_I32, 2, s + 1, name), is_awq(kind) ? 0x88 : 0x77, (size_t)(groups * rows / 8) * 4);
+	if (is_awq(kind))
+		return;
 	snprintf(name, sizeof name, "%s.g_idx", base);
 	int32_t *order = put_item(m, MOE_I32, 1, &q->k, name);
 
@@ -185,10 +197,11 @@ static inline void put_matrix(struct made *coded, struct made *plain,
 	put_plain(plain, t->name, &q);
 	snprintf(base, sizeof base, "%.*s", (int)(strlen(t->name) - strlen(".weight")), t->name);
 	if (!kind->fused || !expert_name(t->name, &layer, &expert, matrix)) {
+		const struct moe_st_item *scale = &coded->item[coded->n + 1];
+
 		put_tensors(coded, kind, base, 0, n, &q, &codes, &scales);
 		store_codes(kind, &q, 0, codes);
-		store_scales(kind, &q, 0, coded->item[coded->n - (kind->zero ? 3 : 1)].dtype,
-			     scales);
+		store_scales(kind, &q, 0, scale->dtype, scales);
 		return;
 	}
 	down = !strcmp(matrix, "down_proj");

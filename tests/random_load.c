@@ -58,6 +58,8 @@ static const struct quantised_kind *kind_of(const struct moe_format *f)
 		const struct quantised_kind *k = &quantised_kinds[i];
 		bool shared_blocks = k->fused && !strcmp(k->format, "fp8"); /* of gate and up */
 
+		if (!strcmp(k->name, "gptq") && any(2))
+			continue; /* awq comes behind */
 		if (!shared_blocks && !strcmp(k->zero ? "gptq" : k->format, f->name))
 			return k;
 	}
@@ -164,7 +166,7 @@ static enum moe_status load_codes(struct layer_model *m, const struct made *made
 				  const struct quantised_kind *kind, const int64_t *map, int64_t n)
 {
 	struct moe_quantised_arrays a[3][N_EXPERTS];
-	size_t each = kind->zero ? 4 : 2; /* codes, scales, and zeros and an order */
+	size_t each = !kind->zero ? 2 : is_awq(kind) ? 3 : 4; /* codes, scales, and zeros and an order */
 
 	for (int row = 0; row < N_EXPERTS; row++)
 		for (int i = 0; i < 3; i++) {

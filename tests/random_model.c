@@ -480,7 +480,7 @@ void check_update(struct layer_model *m)
 			continue;
 		v = layer_get(m->l, &m->d.c, which, false);
 		for (int64_t j = 0; j < m->d.n[which]; j++)
-			error = fmax(error, fabs(v[caller_index(m, i, j)] - m->d.w[which][j]));
+			error = worst_of(error, fabs(v[caller_index(m, i, j)] - m->d.w[which][j]));
 		if (!CHECK(error <= m->drift))
 			say("a parameter is off by", error);
 		for (int64_t j = 0; j < m->d.n[which]; j++)

@@ -13,17 +13,6 @@ static bool has_copies(const struct moe_kernels *k)
 	return k->supported() && k->weight_transpose && moe_kernels_enable(k) == MOE_OK;
 }
 
-static struct moe_engine *open_isa(const char *isa, int workers, int parts)
-{
-	struct moe_engine_params p = {
-		.struct_size = sizeof p, .workers = workers, .parts = parts, .isa = isa
-	};
-	struct moe_engine *e = NULL;
-
-	CHECK_OK(moe_engine_open(&p, &e));
-	return e;
-}
-
 #define CONFIG                                                                                     \
 	"{\"model_type\":\"qwen3_moe\",\"head_dim\":4,\"hidden_size\":40,"                         \
 	"\"num_attention_heads\":2,\"rms_norm_eps\":1e-5,\"hidden_act\":\"silu\","                 \

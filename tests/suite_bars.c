@@ -60,7 +60,7 @@ static void lora_errors(struct moe_block *b, size_t i, double *most, double *dow
 		if (a == MOE_BLOCK_DOWN_LORA_A)
 			*down_a = error;
 		else
-			*most = fmax(*most, error);
+			*most = worst_of(*most, error);
 		free(got);
 	}
 }

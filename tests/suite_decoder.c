@@ -105,8 +105,7 @@ static void check_gradients(struct ref_model *m, const struct moe_model *model,
 				continue;
 			at = (int64_t)((0.5f + 0.49f * ref_uniform(&seed)) * (float)p->piece);
 			want = difference(m, d, aux, values + at);
-			w->dense = fmax(w->dense, fabs((double)p->grad[at] * n_trained - want) /
-							  (fabs(want) + 0.1));
+			w->dense = worst_of(w->dense, fabs((double)p->grad[at] * n_trained - want) / (fabs(want) + 0.1));
 			w->n++;
 		}
 		for (int a = 0; dl->experts && dl->experts->r && a < MOE_LORA_ARRAYS; a++) {
@@ -117,8 +116,7 @@ static void check_gradients(struct ref_model *m, const struct moe_model *model,
 			double want = difference(m, d, aux, m->lora[l].experts[a] + e * n + at);
 
 			moe_experts_get(dl->experts, (enum moe_lora_array)a, MOE_GRAD, e, grad);
-			w->experts = fmax(w->experts, fabs((double)grad[at] * n_trained - want) /
-							      (fabs(want) + 0.1));
+			w->experts = worst_of(w->experts, fabs((double)grad[at] * n_trained - want) / (fabs(want) + 0.1));
 			w->n++;
 		}
 	}
@@ -217,7 +215,7 @@ static void compare_gradients(const struct moe_model *model, int64_t may_differ)
 			d += (g.v[k][i] - exact->v[k][i]) * (g.v[k][i] - exact->v[k][i]);
 			n += exact->v[k][i] * exact->v[k][i];
 		}
-		far[k] = d > 0 ? sqrt(d / n) : 0;
+		far[k] = d == 0 ? 0 : sqrt(d / n);
 	}
 	printf("  %s: gradients off by %.2e, %.2e; %lld of %lld tokens routed elsewhere\n", table()->name,
 	       far[0], far[1], (long long)elsewhere, (long long)g.n[2]);

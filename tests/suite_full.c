@@ -76,10 +76,10 @@ static void compare(const struct moe_model *m, int role, int layer, int expert, 
 		double got = (double)grad[at[i]] * d->n_trained;
 		double off = fabs(got - want) / (fabs(want) + 0.1);
 
-		if (off > 1e-3)
+		if (!(off <= 1e-3))
 			printf("%s of layer %d, expert %d: %.6g of %.6g\n",
 			       moe_role_name((enum moe_role)role), layer, expert, got, want);
-		d->worst = fmax(d->worst, off);
+		d->worst = worst_of(d->worst, off);
 		d->zero += got == 0;
 		d->n++;
 	}
@@ -228,13 +228,14 @@ out:
 /*
  * Relative errors: of the first step's loss and gradient norm, of any later one's, of the way the weights went in all.
  * With rounded operands the later ones only say that both runs go the same way: at this learning rate AdamW turns a
- * gradient of the wrong sign, however small, into a whole step, and that grows from step to step.
+ * gradient of the wrong sign, however small, into a whole step, and that grows from step to step: mixtral's norms by .23
+ * and weights by .18 of their way on avx2, where weights that learnt nothing would be 1 of it away.
  */
 struct step_limits {
 	double first_loss, first_norm, loss, norm, weights;
 };
 static const struct step_limits exact_steps = { 1e-6, 1e-5, 1e-5, 1e-4, 1e-3 },
-				rounded_steps = { 1e-3, 1.5e-2, 4e-2, 0.3, 0.25 };
+				rounded_steps = { 1e-3, 1.5e-2, 4e-2, 0.5, 0.35 };
 
 /* micro: documents in one micro-batch, or one each. */
 static void check_steps(struct moe_engine *e, const char *name, int micro)
@@ -256,9 +257,9 @@ static void check_steps(struct moe_engine *e, const char *name, int micro)
 		moe_model_batch_add(&r.batch[i % micro], f.ids + i * f.n, f.labels + i * f.n, f.n);
 	for (int i = 0; i <= STEPS; i++) {
 		loss[i] = step(&r, i < STEPS);
-		worst = fmax(worst, fabs(loss[i] - f.losses[i]) / f.losses[i]);
+		worst = worst_of(worst, fabs(loss[i] - f.losses[i]) / f.losses[i]);
 		if (i < STEPS)
-			worst_norm = fmax(worst_norm, fabs(r.norm.norm - f.norms[i]) / f.norms[i]);
+			worst_norm = worst_of(worst_norm, fabs(r.norm.norm - f.norms[i]) / f.norms[i]);
 		if (i == 0)
 			first_norm = worst_norm;
 	}
@@ -398,7 +399,7 @@ static void check_shared(void)
 
 		OK(moe_block_get(a, (enum moe_block_array)w, &v));
 		for (int64_t i = 0; i < block_count(w); i++)
-			worst = fmax(worst, fabs((double)after[i] - (double)before[w][i]));
+			worst = worst_of(worst, fabs((double)after[i] - (double)before[w][i]));
 		OK(moe_block_set(b, (enum moe_block_array)w,
 				 &v)); /* what is computed with is what is read */
 	}

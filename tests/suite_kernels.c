@@ -226,7 +226,7 @@ static void exp_cases(void)
 		for (int i = 0; i < N; i++) {
 			double want = exp((double)x[i]);
 
-			worst = fmax(worst, fabs((double)y[i] - want) / ldexp(1, ilogb(want) - 23));
+			worst = worst_of(worst, fabs((double)y[i] - want) / ldexp(1, ilogb(want) - 23));
 		}
 	}
 	printf("\n  %s: exp within %.2f ulp\n", K->name, worst);

@@ -208,11 +208,13 @@ static void put_header(struct gguf_bytes *f, const struct block_case *c, int ten
 	put_key32(f, "qwen3moe.expert_count", (uint32_t)c->E);
 }
 
-/* Gate, up and down of layer 3 in a type each (NULL: not in the file), and a vector of no use to an object. */
+static struct gguf_bytes f; /* the file */
+
+/* Gate, up and down of layer 3 in a type each (NULL: not in the file), and a matrix of no use to an object, of a
+ * type that cannot be read. */
 static void write_gguf(const struct block_data *d, const char *const types[3])
 {
 	static const char *const names[3] = { "gate", "up", "down" };
-	static struct gguf_bytes f;
 	uint64_t from = 0;
 	int count = 1;
 
@@ -231,7 +233,7 @@ static void write_gguf(const struct block_data *d, const char *const types[3])
 		from += (uint64_t)(d->n[i] / t->values * t->bytes);
 		from = (from + 31) / 32 * 32;
 	}
-	put_tensor(&f, "blk.0.attn_norm.weight", 1, (uint64_t[]){ 8 }, 0, from);
+	put_tensor(&f, "blk.0.attn_q.weight", 2, (uint64_t[]){ 256, 1 }, number_of("Q5_K"), from);
 	put_padding(&f);
 	for (int i = 0; i < 3; i++) {
 		const struct moe_gguf_type *t = types[i] ? moe_gguf_type(number_of(types[i])) : NULL;
@@ -244,6 +246,17 @@ static void write_gguf(const struct block_data *d, const char *const types[3])
 	}
 	for (int i = 0; i < 8; i++)
 		put32(&f, 0);
+	CHECK_OK(moe_file_write(path(), f.bytes, f.n));
+}
+
+/* Another type in the entry of a tensor that has three dimensions. */
+static void change_type(const char *name, const char *type)
+{
+	uint8_t *at = memmem(f.bytes, f.n, name, strlen(name));
+	uint32_t number = number_of(type);
+
+	CU_ASSERT_PTR_NOT_NULL_FATAL(at);
+	memcpy(at + strlen(name) + 4 + 3 * 8, &number, sizeof number);
 	CHECK_OK(moe_file_write(path(), f.bytes, f.n));
 }
 
@@ -326,17 +339,32 @@ static struct moe_expert_layer *make(struct moe_engine *e, const char *format)
 	return l;
 }
 
-/* Forward and backward have the bits of the converted values. */
+static int notes;
+
+static void count_notes(enum moe_log_level level, const char *text, void *user)
+{
+	(void)user;
+	notes += level == MOE_LOG_INFO && strstr(text, "experts.gguf: the offsets of 'blk.3.ffn_") != NULL;
+}
+
+/* Forward and backward have the bits of the converted values; it is said where these only come near the file's. */
 static void one_file(struct moe_engine *e, const char *const types[3])
 {
 	struct moe_expert_layer *a = make(e, kind_of(types[0])->format), *b = make(e, NULL);
 	struct block_data d;
+	bool near = false;
 
+	for (int i = 0; i < 3; i++)
+		near = near || kind_of(types[i])->lost > 0;
 	block_data_make(&d, &shape);
 	write_gguf(&d, types);
 	convert(&d, types);
+	notes = 0;
+	moe_log_set(count_notes, NULL);
 	if (!CHECK_OK(moe_experts_load_file(a, path(), NULL, NULL, 0)))
 		printf("  %s, %s: %s\n", types[0], types[2], moe_last_error());
+	moe_log_set(NULL, NULL);
+	CHECK(notes == near);
 	CHECK_OK(layer_load(b, &d, NULL, 0));
 	layer_same_bits(a, b, &d);
 	moe_experts_destroy(a), moe_experts_destroy(b);
@@ -389,6 +417,8 @@ static void test_errors(void)
 	refused(e, "int4", NULL, MOE_ERR_FORMAT, "gate_proj.weight is int8; the layer's weight_format is int4");
 	refused(e, NULL, NULL, MOE_ERR_STATE, "gate_proj.weight is int8: create layer 3 with weight_format \"int8\"");
 	refused(e, "int8", "model.layers.2", MOE_ERR_FORMAT, "no experts below \"model.layers.2\"");
+	change_type("blk.3.ffn_up_exps.weight", "Q5_K");
+	refused(e, "int8", NULL, MOE_ERR_UNSUPPORTED, "tensor 'blk.3.ffn_up_exps.weight' has type Q5_K (13), which cannot be read");
 	write_gguf(&d, (const char *const[3]){ "Q8_0", "Q8_0", NULL });
 	refused(e, "int8", NULL, MOE_ERR_FORMAT, "tensor 'blk.3.ffn_down_exps.weight' is missing");
 	d.c.E = 1; /* the object has two */

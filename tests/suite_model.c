@@ -402,7 +402,7 @@ static void check_packed_documents(void)
 		ends[1] = offsets[d + 1] - offsets[d];
 		OK(moe_model_loss(m, all + offsets[d], NULL, ends, 1, &alone, &one_count));
 		CU_ASSERT_EQUAL(count[d], one_count);
-		worst = fmax(worst, fabs(alone - packed[d]) / fmax(alone, 1));
+		worst = worst_of(worst, fabs(alone - packed[d]) / fmax(alone, 1));
 	}
 	printf("  packed and apart differ by %.2g\n", worst);
 	CU_ASSERT(worst < limit(1e-6, 1e-3));

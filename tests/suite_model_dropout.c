@@ -211,7 +211,7 @@ static void check_gradient(struct run *r, const struct moe_param *q, double *wor
 	*v = keep;
 	if (isnan(up) || routing(r) != way)
 		return;
-	*worst = fmax(*worst, fabs(got - want) / (fabs(want) + 1e-3));
+	*worst = worst_of(*worst, fabs(got - want) / (fabs(want) + 1e-3));
 	++*n;
 }
 

@@ -252,12 +252,13 @@ static void test_memory(void)
 /* ---- errors ---- */
 
 static struct moe_engine *error_engine;
+static enum moe_method error_method;
 
 static void refused(const struct quantised_kind *kind, void (*change)(struct made *),
 		    const char *weights, enum moe_status want, const char *text)
 {
 	struct moe_model_params p = {
-		.struct_size = sizeof p, .dir = coded_dir, .max_tokens = 64, .weights = weights
+		.struct_size = sizeof p, .dir = coded_dir, .max_tokens = 64, .weights = weights, .method = error_method
 	};
 	struct moe_model *m = NULL;
 
@@ -306,6 +307,18 @@ static void act_order(struct made *m)
 	((int32_t *)item(m, EXPERT ".g_idx")->data)[7] = 2;
 }
 
+/* The same values, of rows instead of blocks. */
+static void scales_of_rows(struct made *m)
+{
+	struct moe_st_item *i = item(m, EXPERT ".weight_scale_inv");
+	float *scale = own(m, malloc(128 * sizeof *scale));
+
+	for (int n = 0; n < 128; n++)
+		scale[n] = *(const float *)i->data;
+	i->data = scale;
+	i->shape[0] = 128;
+}
+
 static void scale_of_others(struct made *m)
 {
 	item(m, "model.layers.0.mlp.experts.gate_up_proj_scales")->shape[0] = 7;
@@ -337,6 +350,11 @@ static void test_errors(void)
 	refused(gptq, act_order, NULL, MOE_ERR_UNSUPPORTED, EXPERT ".g_idx orders the columns");
 	refused(mxfp4, scale_of_others, NULL, MOE_ERR_FORMAT,
 		"gate_up_proj_scales has 3 dimensions and begins with 7");
+	error_method = MOE_METHOD_FULL; /* in blocks of the first expert's it would be quantised again */
+	refused(fp8, scales_of_rows, NULL, MOE_ERR_UNSUPPORTED,
+		EXPERT ".weight is fp8 with a scale (F32) per 128 columns of 1 rows, the layer's first expert fp8 with one "
+		       "(F32) per 128 of 128: one format is expected");
+	error_method = MOE_METHOD_LORA;
 	OK(moe_engine_close(error_engine));
 }
 
@@ -345,6 +363,26 @@ static void nan_code(struct made *m)
 {
 	((uint8_t *)item(m, EXPERT ".weight")->data)[129] = 0xff;
 	((uint8_t *)item(m, EXPERT ".weight")->data)[7] = 0x7f;
+}
+
+/* Frozen weights have them side by side. */
+static void test_mixed_scales(void)
+{
+	const char *from = fixture("ckpt/qwen3moe");
+	struct moe_engine *e;
+	struct moe_model *a, *b;
+
+	if (!from)
+		return;
+	dirs();
+	e = open_engine(2, 3, NULL);
+	make_quantised(from, EXPERTS, &quantised_kinds[0], coded_dir, plain_dir, scales_of_rows);
+	a = open_weights(e, coded_dir, NULL);
+	b = open_weights(e, plain_dir, NULL);
+	compare_models(a, b);
+	moe_model_close(a);
+	moe_model_close(b);
+	OK(moe_engine_close(e));
 }
 
 static void test_nan_codes(void)
@@ -373,6 +411,7 @@ const struct moe_test moe_suite_tests[] = {
 	{ "no adapter on experts: gradients reach the layers below", test_gradients_below },
 	{ "weights take the format's bytes, training no more", test_memory },
 	{ "what is refused, by name", test_errors },
+	{ "scales of blocks and of rows in one layer", test_mixed_scales },
 	{ "NaN codes are counted", test_nan_codes },
 	{ NULL, NULL },
 };

@@ -23,10 +23,7 @@ static uint64_t random_state = 1;
 
 static double uniform(void) /* [-1, 1) */
 {
-	random_state ^= random_state << 13;
-	random_state ^= random_state >> 7;
-	random_state ^= random_state << 17;
-	return (double)(random_state >> 11) * 0x1p-52 - 1.0;
+	return uniform_of(&random_state);
 }
 
 static float *randoms(int64_t n)
@@ -149,17 +146,6 @@ static void kernels(void)
 }
 
 /* ---- blocks ---- */
-
-static struct moe_engine *open_isa(const char *isa, int workers, int parts)
-{
-	struct moe_engine_params p = {
-		.struct_size = sizeof p, .workers = workers, .parts = parts, .isa = isa
-	};
-	struct moe_engine *e = NULL;
-
-	CHECK_OK(moe_engine_open(&p, &e));
-	return e;
-}
 
 static struct block_case a_case(void)
 {

@@ -161,7 +161,7 @@ static double adam_step(struct adam *a, const float *grad, const float *after, c
 		p = a->before[i] * (1 - r->lr * r->weight_decay) -
 		    r->lr * (a->m[i] / (1 - pow(.9, t))) /
 			    (sqrt(a->v[i] / (1 - pow(.999, t))) + 1e-8);
-		worst = fmax(worst, fabs(p - (double)after[i]));
+		worst = worst_of(worst, fabs(p - (double)after[i]));
 		a->before[i] = after[i];
 	}
 	return worst;

@@ -11,10 +11,7 @@ static uint64_t state;
 
 static double uniform(void) /* [-1, 1) */
 {
-	state ^= state << 13;
-	state ^= state >> 7;
-	state ^= state << 17;
-	return (double)(state >> 11) * 0x1p-52 - 1.0;
+	return uniform_of(&state);
 }
 
 /* Runs a check on every router with several sizes. */
@@ -175,7 +172,7 @@ static void gradient(const struct moe_router *r, const struct moe_router_config 
 			low = objective(r, c, logits, ids, g, p);
 			logits[e] = was;
 			want = (high - low) / ((double)up - (double)down);
-			worst = MOE_MAX(worst, fabs(want - gl[e]));
+			worst = worst_of(worst, fabs(want - gl[e]));
 			scale = MOE_MAX(scale, fabs(want));
 		}
 		CHECK(worst <= 1e-4 * scale + 1e-7);
@@ -262,7 +259,7 @@ static void auxiliary(const struct moe_router *r, const struct moe_router_config
 		low = aux_of(r, c, logits, offset, q);
 		logits[i] = was;
 		want = 0.5 * (high - low) / ((double)up - (double)down);
-		worst = MOE_MAX(worst, fabs(want - grad[i]));
+		worst = worst_of(worst, fabs(want - grad[i]));
 		scale = MOE_MAX(scale, fabs(want));
 	}
 	CHECK(worst <= 1e-4 * scale + 1e-8);

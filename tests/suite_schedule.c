@@ -26,7 +26,7 @@ static void check_case(const cJSON *c, double peak)
 		double want = cJSON_GetArrayItem(rates, (int)i)->valuedouble;
 		double got = peak * moe_schedule_factor(&s, i + 1);
 
-		if (fabs(got - want) > 1e-12 * peak)
+		if (!(fabs(got - want) <= 1e-12 * peak))
 			printf("%s (%s) step %lld: %.17g, transformers %.17g\n", name,
 			       moe_json_get(c, "args")->valuestring, (long long)i + 1, got, want);
 		CU_ASSERT_DOUBLE_EQUAL(got, want, 1e-12 * peak);

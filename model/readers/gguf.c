@@ -29,16 +29,7 @@ static bool is_name(const char *text, size_t bytes)
 	return bytes > 0 && bytes <= MAX_NAME;
 }
 
-static enum moe_status no_type(const char *path, const char *name, uint32_t type)
-{
-	return moe_fail(MOE_ERR_UNSUPPORTED,
-			"%s: tensor '%s' has type %s (%u), which cannot be read (known: F32, F16, "
-			"BF16, F64, Q8_0, "
-			"Q4_0, Q4_1, Q4_K, Q6_K)",
-			path, name, moe_gguf_type_name(type), type);
-}
-
-/* Bytes of a tensor of its shape. */
+/* Bytes of a tensor of its shape; 0 where its type is unknown, and with it the size of its blocks. */
 static enum moe_status size_tensor(const char *path, struct moe_gguf_tensor *t)
 {
 	int64_t count = moe_shape_count(t->ndim, t->shape), row = t->shape[t->ndim - 1];
@@ -47,6 +38,8 @@ static enum moe_status size_tensor(const char *path, struct moe_gguf_tensor *t)
 		return moe_fail(MOE_ERR_FORMAT,
 				"%s: the shape of tensor '%s' is beyond what can be", path,
 				t->name);
+	if (!t->type)
+		return MOE_OK;
 	if (row % t->type->values)
 		return moe_fail(
 			MOE_ERR_FORMAT,
@@ -63,7 +56,7 @@ static enum moe_status take_tensor(struct gguf_cursor *c, struct moe_gguf_tensor
 	uint64_t dim[MOE_GGUF_DIMS];
 	const char *name = "";
 	size_t bytes = 0;
-	uint32_t ndim = 0, type = 0;
+	uint32_t ndim = 0;
 
 	MOE_TRY(moe_gguf_take_text(c, "a tensor's name", &name, &bytes));
 	if (!is_name(name, bytes))
@@ -80,7 +73,7 @@ static enum moe_status take_tensor(struct gguf_cursor *c, struct moe_gguf_tensor
 				"%s: tensor '%s' has %u dimensions; 1 to %d are expected", c->path,
 				t->name, ndim, MOE_GGUF_DIMS);
 	MOE_TRY(moe_gguf_take(c, 8 * ndim, "a tensor's entry", dim));
-	MOE_TRY(moe_gguf_take(c, 4, "a tensor's entry", &type));
+	MOE_TRY(moe_gguf_take(c, 4, "a tensor's entry", &t->type_number));
 	MOE_TRY(moe_gguf_take(c, 8, "a tensor's entry", offset));
 	t->ndim = (int)ndim;
 	for (uint32_t i = 0; i < ndim; i++) {
@@ -90,9 +83,7 @@ static enum moe_status take_tensor(struct gguf_cursor *c, struct moe_gguf_tensor
 					c->path, t->name, (unsigned long long)dim[i], i);
 		t->shape[ndim - 1 - i] = (int64_t)dim[i];
 	}
-	t->type = moe_gguf_type(type);
-	if (!t->type)
-		return no_type(c->path, t->name, type);
+	t->type = moe_gguf_type(t->type_number);
 	return size_tensor(c->path, t);
 }
 
@@ -380,6 +371,16 @@ void moe_gguf_close(struct moe_gguf *g)
 	moe_free(g->entry);
 	moe_free(g->path);
 	moe_free(g);
+}
+
+enum moe_status moe_gguf_check_type(const struct moe_gguf *g, const struct moe_gguf_tensor *t)
+{
+	if (t->type)
+		return MOE_OK;
+	return moe_fail(MOE_ERR_UNSUPPORTED,
+			"%s: tensor '%s' has type %s (%u), which cannot be read (known: F32, F16, BF16, F64, Q8_0, Q4_0, Q4_1, "
+			"Q4_K, Q6_K)",
+			g->file[t->file].path, t->name, moe_gguf_type_name(t->type_number), t->type_number);
 }
 
 const char *moe_gguf_path(const struct moe_gguf *g)

@@ -30,7 +30,8 @@ const char *moe_gguf_type_name(uint32_t number);
 
 struct moe_gguf_tensor {
 	const char *name; /* as the file has it */
-	const struct moe_gguf_type *type;
+	const struct moe_gguf_type *type; /* NULL: one that cannot be read; bytes is 0 then */
+	uint32_t type_number;
 	int ndim;
 	int64_t shape[MOE_GGUF_DIMS]; /* outermost first, as everywhere here */
 	const void *data;
@@ -44,10 +45,12 @@ struct moe_gguf;
 bool moe_gguf_is(const char *path);
 /*
  * MOE_ERR_IO: unreadable, a split's file is missing. MOE_ERR_FORMAT: malformed; names the file, and
- * the tensor or key. MOE_ERR_UNSUPPORTED: version, byte order, or a tensor's type.
+ * the tensor or key. MOE_ERR_UNSUPPORTED: version, or byte order.
  */
 enum moe_status moe_gguf_open(const char *path, struct moe_gguf **out);
 void moe_gguf_close(struct moe_gguf *g); /* NULL accepted */
+/* MOE_ERR_UNSUPPORTED names a tensor whose type cannot be read: for the tensors that are needed. */
+enum moe_status moe_gguf_check_type(const struct moe_gguf *g, const struct moe_gguf_tensor *t);
 
 const char *moe_gguf_path(const struct moe_gguf *g); /* as given to open */
 int moe_gguf_file_count(const struct moe_gguf *g);

@@ -16,6 +16,7 @@ struct filler {
 	int64_t layers, experts, heads, kv_heads;
 	bool experts_only;
 	bool *has; /* [layers][REQUIRED] */
+	const struct moe_gguf_tensor *near; /* the first one whose codes only come near what it means; NULL: none */
 };
 
 static const struct {
@@ -66,19 +67,20 @@ static enum moe_status bad_shape(const struct filler *f, const struct moe_gguf_t
 }
 
 /* As it lies, under another name. */
-static struct moe_st_tensor view(const struct moe_gguf_tensor *t, const char *name)
+static enum moe_status view(const struct filler *f, const struct moe_gguf_tensor *t, const char *name,
+			    struct moe_st_tensor *v)
 {
-	struct moe_st_tensor v = { .name = name,
-				   .dtype_text = t->type->name,
-				   .dtype = t->type->dtype,
-				   .ndim = MOE_MIN(t->ndim, MOE_MAX_NDIM),
-				   .data = t->data,
-				   .bytes = t->bytes,
-				   .file = t->file,
-				   .codes = t->type->codes };
-
-	memcpy(v.shape, t->shape, (size_t)v.ndim * sizeof *v.shape);
-	return v;
+	MOE_TRY(moe_gguf_check_type(f->g, t));
+	*v = (struct moe_st_tensor){ .name = name,
+				     .dtype_text = t->type->name,
+				     .dtype = t->type->dtype,
+				     .ndim = MOE_MIN(t->ndim, MOE_MAX_NDIM),
+				     .data = t->data,
+				     .bytes = t->bytes,
+				     .file = t->file,
+				     .codes = t->type->codes };
+	memcpy(v->shape, t->shape, (size_t)v->ndim * sizeof *v->shape);
+	return MOE_OK;
 }
 
 static enum moe_status add(struct filler *f, const struct moe_gguf_tensor *t,
@@ -86,6 +88,8 @@ static enum moe_status add(struct filler *f, const struct moe_gguf_tensor *t,
 {
 	if (v->codes && v->ndim != 2)
 		return bad_shape(f, t, "quantised tensors are matrices, or those of all experts");
+	if (v->codes && v->codes->exact && !f->near)
+		f->near = t;
 	if (moe_st_table_tensor(f->st, v) != MOE_OK)
 		return moe_fail_in(MOE_ERR_FORMAT, "%s: tensor '%s'",
 				   moe_gguf_file_path(f->g, t->file), t->name);
@@ -128,7 +132,7 @@ static enum moe_status add_experts(struct filler *f, const struct moe_gguf_tenso
 
 	if (t->ndim != 3 || t->shape[0] != f->experts)
 		return bad_shape(f, t, "a matrix for each expert is expected");
-	v = view(t, name);
+	MOE_TRY(view(f, t, name, &v));
 	v.ndim = 2;
 	v.shape[0] = t->shape[1];
 	v.shape[1] = t->shape[2];
@@ -163,7 +167,7 @@ static enum moe_status try_experts(struct filler *f, const struct moe_gguf_tenso
 			return add_experts(f, t, layer, i);
 		if (sscanf(rest + n, ".%5d.weight%n", &expert, &end) == 1 && end &&
 		    !rest[n + (size_t)end] && expert >= 0) {
-			v = view(t, name);
+			MOE_TRY(view(f, t, name, &v));
 			at = snprintf(name, sizeof name, "model.layers.%d.", layer);
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
@@ -200,7 +204,7 @@ static enum moe_status add_of_layer(struct filler *f, const struct moe_gguf_tens
 		return unknown(f, t);
 	snprintf(name, sizeof name, "model.layers.%d.%s", layer,
 		 i < MOE_COUNT(of_layer) ? of_layer[i].to : f->arch->router);
-	v = view(t, name);
+	MOE_TRY(view(f, t, name, &v));
 	if (i < REQUIRED)
 		f->has[layer * REQUIRED + (int)i] = true;
 	if (!strcmp(rest, "ffn_gate_inp_shexp.weight") && v.ndim == 1) {
@@ -221,8 +225,9 @@ static enum moe_status add_tensor(struct filler *f, const struct moe_gguf_tensor
 
 	for (size_t i = 0; !f->experts_only && i < MOE_COUNT(of_model); i++)
 		if (!strcmp(of_model[i].from, t->name)) {
-			struct moe_st_tensor v = view(t, of_model[i].to);
+			struct moe_st_tensor v;
 
+			MOE_TRY(view(f, t, of_model[i].to, &v));
 			return add(f, t, &v);
 		}
 	if (sscanf(t->name, "blk.%5d.%n", &layer, &end) != 1 || !end)
@@ -279,6 +284,15 @@ static enum moe_status check_experts(const struct filler *f, int layer)
 	return MOE_OK;
 }
 
+/* Measuring it would read every weight twice: inspect does, on request. */
+static void tell_near(const struct filler *f)
+{
+	if (f->near)
+		moe_log(MOE_LOG_INFO,
+			"%s: the offsets of '%s' (%s) become zero points: moesaic inspect --values says how near that comes",
+			moe_gguf_file_path(f->g, f->near->file), f->near->name, f->near->type->name);
+}
+
 static enum moe_status fill(struct filler *f)
 {
 	for (size_t i = 0; i < moe_gguf_count(f->g); i++)
@@ -318,5 +332,7 @@ enum moe_status moe_gguf_fill(struct moe_gguf *g, bool experts_only, struct moe_
 	f.has = moe_calloc((size_t)f.layers * REQUIRED, sizeof *f.has);
 	status = f.has ? fill(&f) : moe_fail(MOE_ERR_NOMEM, "%s: out of memory", moe_gguf_path(g));
 	moe_free(f.has);
+	if (status == MOE_OK)
+		tell_near(&f);
 	return status;
 }

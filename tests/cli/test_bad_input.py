@@ -6,7 +6,7 @@ import os
 import struct
 import unittest
 
-from support import MODEL, Case
+from support import MODEL, Case, save_tokens
 
 SHARD = "model-00002-of-00002.safetensors"
 
@@ -85,12 +85,9 @@ class BadInput(Case):
         self.assertIn("--train-on has no effect", self.bad_training(2, "--train-on", "all"))
 
     def test_ids_beyond_the_vocabulary(self):
-        path = self.tokens()
-        data = self.read("train.safetensors").replace(b'"2048"', b'"9999"')
-        data = data[:-4] + struct.pack("<i", 9000)
-        with open(path, "wb") as file:
-            file.write(data)
-        self.bad_training(2, data=path)
+        path = self.path("train.safetensors")
+        save_tokens(path, [[1, 2, 3, 9000]], tokenizer_vocab_size="9999")
+        self.assertIn("input_ids[3] is 9000, the vocabulary has 2048", self.bad_training(2, data=path))
 
     def test_too_little_memory(self):
         line = self.bad_training(3, "--memory-limit", "1MB")
@@ -128,12 +125,14 @@ class BadInput(Case):
         self.assertIn("adapter", self.bad_training(2, "--adapter", self.path("adapter")))
 
     def test_resume_without_checkpoint(self):
-        self.bad_training(2, "--resume")
-        self.bad_training(2, "--resume", self.path("absent"))
+        self.assertIn("has no checkpoint to go on from", self.bad_training(2, "--resume"))
+        self.assertIn("absent: it has no state.json", self.bad_training(2, "--resume", self.path("absent")))
 
     def test_eval(self):
-        self.bad(2, "eval", "--model", MODEL, "--data", self.write("empty.safetensors", ""))
-        self.bad(2, "eval", "--model", self.path("absent"), "--data", self.tokens())
+        line = self.bad(2, "eval", "--model", MODEL, "--data", self.write("empty.safetensors", ""))
+        self.assertIn("empty.safetensors: 0 bytes are too few", line)
+        line = self.bad(2, "eval", "--model", self.path("absent"), "--data", self.tokens())
+        self.assertIn("absent: no such folder", line)
 
 
 if __name__ == "__main__":

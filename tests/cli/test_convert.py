@@ -12,7 +12,7 @@ import subprocess
 import time
 import unittest
 
-from support import MODEL, SANITIZED, TOOL, Case, environment, read_tensors
+from support import MODEL, SANITIZED, TOOL, Case, distance, environment, read_tensors
 
 FAULT = os.environ.get("MOESAIC_FAULT")
 
@@ -34,13 +34,13 @@ class Convert(Case):
                 self.assertEqual(self.loss(self.path(weights)), self.loss(MODEL, "--weights", weights))
 
     def test_configs(self):
-        for weights, method, layout in (
-            ("int8", "compressed-tensors", "int-quantized"),
-            ("int4", "compressed-tensors", "pack-quantized"),
-            ("mxfp4", "compressed-tensors", "mxfp4-pack-quantized"),
-            ("fp8", "fp8", None),
-            ("gptq", "gptq", None),
-            ("awq", "awq", None),
+        for weights, method, layout, most in (
+            ("int8", "compressed-tensors", "int-quantized", 0.01),
+            ("int4", "compressed-tensors", "pack-quantized", 0.12),
+            ("mxfp4", "compressed-tensors", "mxfp4-pack-quantized", 0.15),
+            ("fp8", "fp8", None, 0.03),
+            ("gptq", "gptq", None, 0.12),
+            ("awq", "awq", None, 0.12),
         ):
             with self.subTest(weights):
                 self.convert(MODEL, weights, "--weights", weights)
@@ -58,7 +58,14 @@ class Convert(Case):
                     self.assertNotIn("quantization_config", json.load(file))
                 before, after = read_tensors(MODEL), read_tensors(self.path(f"{weights}-bf16"))
                 self.assertEqual({k: v[1:3] for k, v in before.items()}, {k: v[1:3] for k, v in after.items()})
-                self.assertLess(abs(self.loss(self.path(f"{weights}-bf16")) - self.loss(MODEL)), 0.2)
+                for layer in range(4):
+                    for name in ("self_attn.q_proj", "mlp.experts.0.gate_proj", "mlp.experts.7.down_proj"):
+                        name = f"model.layers.{layer}.{name}.weight"
+                        if "experts" in name or weights == "fp8":
+                            self.assertLess(distance(after[name], before[name]), most, name)
+                        else:
+                            self.assertEqual(after[name][3], before[name][3], name)
+                self.loss(self.path(f"{weights}-bf16"))
 
     def test_sums_index_and_other_files(self):
         model = self.model()
@@ -254,6 +261,8 @@ class Convert(Case):
     def test_faults(self):
         """A write, open, rename or allocation that fails: one line, nothing under a final name; the next call ends the work."""
         command = ["convert", MODEL, self.out, "--weights", "int4", "--quiet", "--threads", "1", "--max-shard-size", "1MB"]
+        self.good(*command)
+        whole = self.folder("out")
         for kind in ("write", "rename", "alloc", "open"):
             for n in (1, 2, 3, 5, 8, 13, 21, 34, 89, 233):
                 with self.subTest(f"{kind}:{n}"):
@@ -266,7 +275,7 @@ class Convert(Case):
                         self.assertEqual(len(result.stderr.strip().split("\n")), 1, result.stderr)
                         self.assertFalse(os.path.exists(self.out), result.stderr)
                         self.good(*command)
-                    self.assertTrue(os.path.exists(os.path.join(self.out, "SHA256SUMS")))
+                    self.assertEqual(self.folder("out"), whole)
 
 
 if __name__ == "__main__":

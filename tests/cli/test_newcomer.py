@@ -152,10 +152,11 @@ class Newcomer(Case):
 
     def test_a_run_that_did_nothing_leaves_nothing(self):
         trace = self.path("t.mxt")
-        self.bad_training(2, "--trace", trace, "--eval-split", 16)
+        self.assertIn("leaves nothing to train on", self.bad_training(2, "--trace", trace, "--eval-split", 16))
         self.assertFalse(os.path.exists(trace))
         self.write("t.mxt", "kept")
-        self.bad_training(2, "--trace", trace, "--eval-data", self.path("absent.safetensors"))
+        line = self.bad_training(2, "--trace", trace, "--eval-data", self.path("absent.safetensors"))
+        self.assertIn("absent.safetensors: No such file", line)
         self.assertEqual(self.read("t.mxt"), b"kept")
 
     def test_interrupted(self):

@@ -228,6 +228,11 @@ class Export(Case):
             "Name: a\nJobId: x\n": "no job id",
             "Name: a\nJobId: 1\nStartTime: 3\nEndTime: 2\n\n": "before StartTime",
             "Name: a\nJobId: 1\nStartTime: soon\n": "no time in ms",
+            "Name: a\nJobId: 1\nGFlop: 1e12\n": "no GFlop of 0 to 1e9",
+            # what would be written and then left out by whoever reads it
+            "Name: a\nJobId: 1\nStartTime: 1e11\n": "no time in ms",
+            "Name: a\nJobId: 1\nWorkerId: 65536\n": "small number",
+            "".join(f"Name: {i}\nJobId: {i}\n\n" for i in range(513)): "too many names",
             "Name: a\nJobId: 1\nWorkerId: -7\n": "small number",
             "JobId: 1\n\nJobId: 1\n\n": "same JobId",
             "JobId: 1\nDependsOn: 2\n\nJobId: 2\nDependsOn: 1\n\n": "cycle",

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import unittest
 
+import mxt
 import small_trace
 from small_trace import BUSY_MS, KINDS, MS
 from support import Case
@@ -108,6 +109,19 @@ class Report(Case):
         return Page(result.stdout)
 
     # ---- what is in the file ----
+
+    def test_dependencies_given_twice(self):
+        """More of them than what is made room for by tasks: each counts once, and the file is said to be wrong."""
+        tasks = small_trace.tasks()
+        for task in tasks:
+            task["waits"] = task["waits"] * 1000
+        trace = self.path("twice.mxt")
+        mxt.write(trace, small_trace.HEADER, tasks)
+        data = json.loads(Page(self.report(trace)[1]).texts["data"])
+        self.assertEqual((data["tasks"], data["deps"]), (7, len(small_trace.EDGES)))
+        result = subprocess.run([TRACE_TOOL, "check", trace], capture_output=True, text=True)
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertIn("9990 rows say what cannot be; the first: a dependency that is there twice", result.stdout)
 
     def test_figures(self):
         _, text = self.report(self.small())

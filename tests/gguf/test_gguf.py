@@ -160,24 +160,31 @@ class Nearest(Case):
 
 
 class Load(Case):
-    def check(self, arch, kinds, tied=False):
+    def check(self, arch, kinds, most, tied=False):
+        """most: how far the codes of an expert are from bf16 of what the file means. Logits say little of that: a token that goes to
+        another expert moves them by more than all codes."""
         model = Model(arch, kinds, tied=tied)
         model.write(self.path("m.gguf"))
         self.convert(self.path("m.gguf"), "near")
         here, there = self.logits(self.path("m.gguf")), self.logits(self.path("near"))
         self.assertEqual(here.tobytes(), there.tobytes())
         self.convert(self.path("m.gguf"), "plain", "--weights", "bf16")
+        self.assertGreater(float(np.abs(here).max()), 0.01)
+        near, plain = read_tensors(self.path("near")), read_tensors(self.path("plain"))
+        for name in plain:
+            if ".experts." in name:
+                want = numbers(plain[name])
+                self.assertLess(float(np.linalg.norm(unpacked(near, name) - want) / np.linalg.norm(want)), most, name)
         plain = self.logits(self.path("plain"))
-        self.assertGreater(float(np.abs(plain).max()), 0.01)
         return float(np.linalg.norm(here - plain) / np.linalg.norm(plain))
 
     def test_directly_and_converted_are_the_same_bits(self):
         kinds = {"gate": Q.Q8_0, "up": Q.Q8_0, "down": Q.Q6_K}
-        self.assertLess(self.check("qwen3moe", kinds), 0.02)
+        self.assertLess(self.check("qwen3moe", kinds, 0.003), 0.01)
         self.setUp()
-        self.assertLess(self.check("llama", {**kinds, "gate": Q.Q4_0, "up": Q.Q4_0}, tied=True), 0.02)
+        self.assertLess(self.check("llama", {**kinds, "gate": Q.Q4_0, "up": Q.Q4_0}, 0.003, tied=True), 0.01)
         self.setUp()
-        self.assertLess(self.check("qwen2moe", {"gate": Q.Q4_K, "up": Q.Q4_K, "down": Q.Q6_K, "attention": Q.F16}), 0.3)
+        self.check("qwen2moe", {"gate": Q.Q4_K, "up": Q.Q4_K, "down": Q.Q6_K, "attention": Q.F16}, 0.06)
 
     def test_expanded_is_what_the_file_means(self):
         from support import save_tokens

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """moesaic merge: transformers on the merged model computes what PEFT computes; only adapted tensors differ, byte by byte."""
 
-import json
 import os
-import struct
 import unittest
 
 import torch
 from safetensors.torch import load_file
 
-from beside import Case, load, peft_adapter, relative
+from beside import Case, cli, load, peft_adapter, relative
 from test_adapters import asked
 
 ADAPTERS = ["all-linear", "list", "parameters", "gate and up", "one layer", "router's weight"]
@@ -17,17 +15,8 @@ ADAPTERS = ["all-linear", "list", "parameters", "gate and up", "one layer", "rou
 
 def tensors(folder):
     """name -> (dtype, shape, bytes), and the file of each."""
-    found, files = {}, {}
-    for name in sorted(n for n in os.listdir(folder) if n.endswith(".safetensors")):
-        with open(os.path.join(folder, name), "rb") as file:
-            data = file.read()
-        size = struct.unpack("<Q", data[:8])[0]
-        for key, entry in json.loads(data[8 : 8 + size]).items():
-            if key != "__metadata__":
-                begin, end = entry["data_offsets"]
-                found[key] = (entry["dtype"], entry["shape"], data[8 + size + begin : 8 + size + end])
-                files[key] = name
-    return found, files
+    found = cli.read_tensors(folder)
+    return {key: tensor[1:] for key, tensor in found.items()}, {key: tensor[0] for key, tensor in found.items()}
 
 
 class Merge(Case):

@@ -78,9 +78,9 @@ static const char *wrong_task(const struct trace_task *k)
 	if (!load_is_time(k->start) || !load_is_time(k->stop) || !load_is_time(k->submit) ||
 	    !load_is_time(k->ready) || !load_is_time(k->pop))
 		return "a task with an impossible time";
-	if (k->kind < 0 || k->kind >= MAX_KINDS)
+	if (k->kind < 0 || k->kind >= TRACE_MAX_KINDS)
 		return "a task of unknown kind";
-	if (k->worker < 0 || k->worker >= MAX_WORKERS)
+	if (k->worker < 0 || k->worker >= TRACE_MAX_WORKERS)
 		return "a task of unknown worker";
 	if (k->layer < -1 || k->layer >= MAX_LAYER || k->step < 0 || k->step > MAX_STEP)
 		return "a task of impossible layer or step";
@@ -196,6 +196,9 @@ static bool index_tasks(struct load *l)
 
 	if (!t->n_tasks)
 		return true;
+	l->waiter = calloc(t->n_tasks, sizeof *l->waiter);
+	if (!l->waiter)
+		return false;
 	l->low_id = t->task[0].id;
 	l->ids = (uint64_t)(t->task[t->n_tasks - 1].id - l->low_id) + 1;
 	if (l->ids / 16 > t->n_tasks + (1 << 20)) /* sparse: searched instead */
@@ -243,8 +246,14 @@ static bool add_row_of_deps(struct load *l, uint32_t task, int64_t id, size_t li
 			continue;
 		}
 		pred = find_task(l, id - back);
-		if (pred != TRACE_NO_TASK)
-			t->pred[t->n_preds++] = pred;
+		if (pred == TRACE_NO_TASK)
+			continue;
+		if (l->waiter[pred] == task + 1) {
+			load_bad(l, "a dependency that is there twice", id);
+			continue;
+		}
+		l->waiter[pred] = task + 1;
+		t->pred[t->n_preds++] = pred;
 	}
 	k->n_pred = t->n_preds - k->first_pred;
 	return true;
@@ -330,8 +339,8 @@ static bool read_all(struct load *l)
 	drop_unknown(l);
 	if (!index_tasks(l) || !read_type(l, MOE_MXT_DEPS, add_deps))
 		return false;
-	free(l->index);
-	l->index = NULL;
+	free(l->index), free(l->waiter);
+	l->index = l->waiter = NULL;
 	if (!read_type(l, MOE_MXT_ROUTING, load_routing) ||
 	    !read_type(l, MOE_MXT_MEMORY, load_memory) ||
 	    !read_type(l, MOE_MXT_COUNTERS, load_counters) ||
@@ -361,7 +370,7 @@ int trace_read(struct trace *t, const char *path, const struct trace_slice *slic
 	good = read_all(&l);
 	t->header = l.r.header;
 	l.r.header = NULL;
-	free(l.index);
+	free(l.index), free(l.waiter);
 	moe_mxt_table_free(&l.table);
 	moe_mxt_close(&l.r);
 	if (l.too_many)

@@ -6,13 +6,10 @@
 #include "tools/trace/trace.h"
 
 /* What a file may claim. */
-#define MAX_WORKERS 65536
-#define MAX_KINDS 512
 #define MAX_PARTS 1024 /* and nodes */
 #define MAX_STEP (1 << 30)
 #define MAX_LAYER 4096
-#define MAX_TIME ((int64_t)1 << 52) /* ns: 52 days */
-#define MAX_ITEMS (1u << 28)	    /* of a list: constant columns cost a hostile file nothing */
+#define MAX_ITEMS (1u << 28) /* of a list: constant columns cost a hostile file nothing */
 
 struct load {
 	struct trace *t;
@@ -22,6 +19,7 @@ struct load {
 	size_t task_cap, pred_cap, routing_cap, load_cap, memory_cap, counter_cap, mark_cap,
 		host_cap;
 	uint32_t *index; /* of task id - low_id; TRACE_NO_TASK: not there */
+	uint32_t *waiter; /* by task: the last one that was found to wait for it, plus 1 */
 	int64_t low_id;
 	uint64_t ids;
 	bool too_many;
@@ -56,7 +54,7 @@ static inline int32_t load_small(int64_t v, int32_t otherwise)
 
 static inline bool load_is_time(int64_t v)
 {
-	return v == MOE_MXT_NA || (v > -MAX_TIME && v < MAX_TIME);
+	return v == MOE_MXT_NA || (v > -TRACE_MAX_TIME && v < TRACE_MAX_TIME);
 }
 
 static inline bool load_inside(bool wanted, const int64_t range[2], int64_t first, int64_t last)

@@ -116,15 +116,15 @@ bool load_header(struct load *l)
 {
 	int kinds = load_small(moe_mxt_number(&l->r, "kinds", 0), 0);
 	int workers = load_small(moe_mxt_number(&l->r, "workers", 0), 0);
-	bool known_kinds = kinds > 0 && kinds <= MAX_KINDS;
-	bool known_workers = workers > 0 && workers <= MAX_WORKERS;
+	bool known_kinds = kinds > 0 && kinds <= TRACE_MAX_KINDS;
+	bool known_workers = workers > 0 && workers <= TRACE_MAX_WORKERS;
 	int32_t kind = 0, worker = 0;
 
 	for (uint32_t i = 0; i < l->t->n_tasks; i++) {
 		const struct trace_task *k = &l->t->task[i];
 
-		kind = k->kind > kind && k->kind < MAX_KINDS ? k->kind : kind;
-		worker = k->worker > worker && k->worker < MAX_WORKERS ? k->worker : worker;
+		kind = k->kind > kind && k->kind < TRACE_MAX_KINDS ? k->kind : kind;
+		worker = k->worker > worker && k->worker < TRACE_MAX_WORKERS ? k->worker : worker;
 	}
 	return read_kinds(l, known_kinds ? kinds : kind + 1) &&
 	       read_workers(l, known_workers ? workers : worker + 1) && read_parts(l);

@@ -64,7 +64,7 @@ static int intern(char ***name, int *n, const char *text)
 	for (int i = 0; i < *n; i++)
 		if (!strcmp((*name)[i], text))
 			return i;
-	grown = *n < MAX_KINDS ? realloc(*name, ((size_t)*n + 1) * sizeof **name) : NULL;
+	grown = *n < TRACE_MAX_KINDS ? realloc(*name, ((size_t)*n + 1) * sizeof **name) : NULL;
 	if (!grown)
 		return -1;
 	*name = grown;

@@ -47,6 +47,15 @@ int trace_output_open(struct trace_output *o, const char *path, char *error, siz
 	return 0;
 }
 
+int trace_output_open_in(struct trace_output *o, const char *folder, const char *name, char *error, size_t size)
+{
+	char *path = trace_output_join(folder, name);
+	int rc = path ? trace_output_open(o, path, error, size) : failed(name, "out of memory", error, size);
+
+	free(path);
+	return rc;
+}
+
 int trace_output_close(struct trace_output *o, bool keep, char *error, size_t size)
 {
 	int why = 0, rc = 0;

@@ -18,6 +18,8 @@ struct trace_output {
 
 /* 0, or -1 with "PATH: why" in error; there is nothing to close then. */
 int trace_output_open(struct trace_output *o, const char *path, char *error, size_t size);
+/* FOLDER/NAME */
+int trace_output_open_in(struct trace_output *o, const char *folder, const char *name, char *error, size_t size);
 /* keep: renames, unless a write failed: -1 and a text. Else removes what was written, and 0. */
 int trace_output_close(struct trace_output *o, bool keep, char *error, size_t size);
 /* A folder and those above it, where they are missing. 0 or -1 and a text. */

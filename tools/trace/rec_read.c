@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_NAMES 4096
-
 int rec_fail(struct rec *r, const char *what)
 {
 	snprintf(r->error, r->size, "%s:%zu: %s", r->path, r->line, what);
@@ -36,7 +34,7 @@ static int kind_of(struct rec *r, const char *name, int32_t *kind)
 			*kind = i;
 			return 0;
 		}
-	if (r->n_kinds == MOST_NAMES)
+	if (r->n_kinds == TRACE_MAX_KINDS)
 		return rec_fail(r, "too many names of tasks");
 	if (rec_grow(r, &r->kind, &r->kind_cap, (size_t)r->n_kinds + 1, sizeof *r->kind))
 		return -1;
@@ -93,18 +91,29 @@ static int parse_time(struct rec *r, const char *text, int64_t *ns)
 	char *end;
 	double ms = strtod(text, &end);
 
-	if (end == text || !isfinite(ms) || fabs(ms) > 1e12)
+	if (end == text || !(fabs(ms) * 1e6 < (double)TRACE_MAX_TIME))
 		return rec_fail(r, "no time in ms where one is needed");
 	*ns = llrint(ms * 1e6);
 	return 0;
 }
 
-static int parse_small(struct rec *r, const char *text, int32_t *v)
+static int parse_flops(struct rec *r, const char *text, int64_t *flops)
+{
+	char *end;
+	double billions = strtod(text, &end);
+
+	if (end == text || !(billions >= 0 && billions <= 1e9))
+		return rec_fail(r, "no GFlop of 0 to 1e9 where one is needed");
+	*flops = llrint(billions * 1e9);
+	return 0;
+}
+
+static int parse_small(struct rec *r, const char *text, int32_t most, int32_t *v)
 {
 	char *end;
 	long n = strtol(text, &end, 10);
 
-	if (end == text || n < -1 || n > 1 << 20)
+	if (end == text || n < -1 || n > most)
 		return rec_fail(r, "no small number where one is needed");
 	*v = (int32_t)n;
 	return 0;
@@ -114,7 +123,6 @@ static int parse_small(struct rec *r, const char *text, int32_t *v)
 static int parse_field(struct rec *r, struct record *k, const char *key, const char *value)
 {
 	const char *end;
-	int64_t ns;
 
 	if (!strcmp(key, "Name")) {
 		k->internal = !strncmp(value, "_starpu_", 8);
@@ -129,9 +137,9 @@ static int parse_field(struct rec *r, struct record *k, const char *key, const c
 	if (!strcmp(key, "DependsOn"))
 		return parse_deps(r, k, value);
 	if (!strcmp(key, "WorkerId"))
-		return parse_small(r, value, &k->worker);
+		return parse_small(r, value, TRACE_MAX_WORKERS - 1, &k->worker);
 	if (!strcmp(key, "Iteration"))
-		return parse_small(r, value, &k->step);
+		return parse_small(r, value, 1 << 20, &k->step);
 	if (!strcmp(key, "SubmitTime"))
 		return parse_time(r, value, &k->submit);
 	if (!strcmp(key, "StartTime"))
@@ -140,11 +148,8 @@ static int parse_field(struct rec *r, struct record *k, const char *key, const c
 		k->timed = true;
 		return parse_time(r, value, &k->stop);
 	}
-	if (!strcmp(key, "GFlop")) {
-		if (parse_time(r, value, &ns))
-			return -1;
-		k->flops = ns * 1000; /* 1e9 flops each where a time is 1e6 ns */
-	}
+	if (!strcmp(key, "GFlop"))
+		return parse_flops(r, value, &k->flops);
 	return 0;
 }
 

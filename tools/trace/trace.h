@@ -10,6 +10,11 @@
 
 #include "engine/trace_read.h"
 
+/* What a trace may have, of whatever it is made. */
+#define TRACE_MAX_WORKERS 65536
+#define TRACE_MAX_KINDS 512
+#define TRACE_MAX_TIME ((int64_t)1 << 52) /* ns: 52 days */
+
 #define TRACE_NO_TASK UINT32_MAX
 
 /* One task that has run. Where a column says what it means: engine/trace_format.h. */
@@ -21,7 +26,7 @@ struct trace_task {
 	int32_t kind, layer, group, slice, part, micro, worker, core;
 	int32_t step;
 	uint8_t phase; /* enum moe_mxt_phase */
-	/* predecessors: trace.pred[first_pred .. + n_pred), those that have run, as indices */
+	/* predecessors: trace.pred[first_pred .. + n_pred), those that have run, each once, as indices */
 	uint32_t first_pred, n_pred;
 	/* successors, likewise in trace.succ; made by trace_finish() */
 	uint32_t first_succ, n_succ;

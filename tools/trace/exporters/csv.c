@@ -43,17 +43,11 @@ static int write_table(const struct trace_export *x, const struct trace_table *t
 	struct trace_cell cell[TRACE_TABLE_COLUMNS];
 	struct trace_cursor at = { 0, 0 };
 	struct trace_output o;
-	char name[80], *path;
-	int rc;
+	char name[80];
 
 	snprintf(name, sizeof name, "%s.csv", table->name);
-	path = trace_output_join(folder, name);
-	rc = path ? trace_output_open(&o, path, error, size) : -1;
-	if (!path)
-		snprintf(error, size, "out of memory");
-	free(path);
-	if (rc)
-		return rc;
+	if (trace_output_open_in(&o, folder, name, error, size))
+		return -1;
 	for (int i = 0; table->column[i].name; i++)
 		fprintf(o.file, "%s%s", i ? "," : "", table->column[i].name);
 	putc('\n', o.file);

@@ -44,16 +44,10 @@ static void put_task(FILE *out, const struct trace *t, uint32_t i)
 
 static int write_tasks(const struct trace *t, const char *folder, char *error, size_t size)
 {
-	char *path = trace_output_join(folder, "tasks.rec");
 	struct trace_output o;
 
-	if (!path || trace_output_open(&o, path, error, size)) {
-		if (!path)
-			snprintf(error, size, "out of memory");
-		free(path);
+	if (trace_output_open_in(&o, folder, "tasks.rec", error, size))
 		return -1;
-	}
-	free(path);
 	for (uint32_t i = 0; i < t->n_tasks; i++)
 		put_task(o.file, t, i);
 	return trace_output_close(&o, true, error, size);
@@ -90,21 +84,15 @@ static void put_model(FILE *out, const struct trace *t, int kind, uint32_t entri
 static int write_model(const struct trace *t, int kind, uint32_t entries, const char *folder,
 		       char *error, size_t size)
 {
-	char name[160], *path;
+	char name[160];
 	struct trace_output o;
 
 	snprintf(name, sizeof name, "%s." HOST, t->kind[kind]);
 	for (char *p = name; *p; p++)
 		if (*p == '/')
 			*p = '_';
-	path = trace_output_join(folder, name);
-	if (!path || trace_output_open(&o, path, error, size)) {
-		if (!path)
-			snprintf(error, size, "out of memory");
-		free(path);
+	if (trace_output_open_in(&o, folder, name, error, size))
 		return -1;
-	}
-	free(path);
 	put_model(o.file, t, kind, entries);
 	return trace_output_close(&o, true, error, size);
 }
