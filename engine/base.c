@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/base.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -328,4 +329,15 @@ bool moe_from_f32(void *dst, enum moe_dtype dtype, const float *src, size_t n)
 	default:
 		return false;
 	}
+}
+
+int64_t moe_first_beyond(enum moe_dtype dtype, const float *x, size_t n)
+{
+	/* half a step above the largest number, which goes to the even one: infinity */
+	float limit = dtype == MOE_F16 ? 65520.0f : dtype == MOE_BF16 ? 0x1.ffp127f : INFINITY;
+
+	for (size_t i = 0; i < n && limit < INFINITY; i++)
+		if (fabsf(x[i]) >= limit && isfinite(x[i]))
+			return (int64_t)i;
+	return -1;
 }

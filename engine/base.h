@@ -96,5 +96,7 @@ uint16_t moe_f32_to_f16(float f);
 bool moe_to_f32(float *dst, const void *src, enum moe_dtype dtype, size_t n);
 /* The reverse, rounding to nearest even. */
 bool moe_from_f32(void *dst, enum moe_dtype dtype, const float *src, size_t n);
+/* The first of n values that is finite and rounds to infinity in a dtype of moe_from_f32; -1: none does. */
+int64_t moe_first_beyond(enum moe_dtype dtype, const float *x, size_t n);
 
 #endif

@@ -100,19 +100,38 @@ static const struct {
 	{ "amx", 1024, { tile_share, tile_share } },
 };
 
+/*
+ * Zen and Zen+ (family 17h up to model 2fh; Hygon's are family 18h) split 256-bit FMA into two halves: 16 flop per
+ * cycle where others that have AVX2 do 32.
+ */
+static bool has_half_fma(void)
+{
+	char vendor[32], family[16], model[16];
+
+	if (!cpuinfo("vendor_id", vendor, sizeof vendor) || !cpuinfo("cpu family", family, sizeof family) ||
+	    !cpuinfo("model", model, sizeof model))
+		return false;
+	return !strcmp(vendor, "HygonGenuine") ||
+	       (!strcmp(vendor, "AuthenticAMD") && atoi(family) == 0x17 && atoi(model) < 0x30);
+}
+
 void moe_rates_defaults(const char *isa, double clock_ghz, struct moe_rates *out)
 {
 	size_t at = 1; /* an unknown table is taken for portable C */
+	double per_cycle;
 
 	for (size_t i = 0; i < MOE_COUNT(tables); i++)
 		if (!strcmp(tables[i].isa, isa))
 			at = i;
+	per_cycle = tables[at].flops_per_cycle;
+	if (per_cycle == 32 && has_half_fma())
+		per_cycle /= 2;
 	memset(out, 0, sizeof *out);
 	snprintf(out->isa, sizeof out->isa, "%s", isa);
 	for (int d = 0; d < MOE_GEMM_DIRECTIONS; d++)
 		for (int i = 0; i < MOE_RATE_POINTS; i++)
 			out->gemm_gflops[d][i] =
-				tables[at].flops_per_cycle * clock_ghz * tables[at].share[d][i];
+				per_cycle * clock_ghz * tables[at].share[d][i];
 	out->pack_gbps = 10; /* measured: just below memcpy */
 }
 

@@ -6,6 +6,7 @@
 #include "model/readers/gguf.h"
 
 #include <stdio.h>
+#include <strings.h>
 
 #define MAX_SIZE INT32_MAX
 
@@ -191,8 +192,21 @@ static bool is_one_of(const char *text, const char *const *list, size_t n)
 	return false;
 }
 
+/* Packings that have the names and shapes of the known one, and other numbers in them. */
+static enum moe_status check_packing(const cJSON *q, const char *method)
+{
+	bool gptq = !strcmp(method, "gptq");
+	const char *key = gptq ? "checkpoint_format" : "version", *known = gptq ? "gptq" : "gemm", *packing = known;
+
+	MOE_TRY(moe_json_opt_text(q, key, &packing));
+	if (!strcasecmp(packing, known))
+		return MOE_OK;
+	return moe_fail(MOE_ERR_UNSUPPORTED, "quantization_config: %s '%.64s' of %s cannot be read (known: %s)", key, packing,
+			method, known);
+}
+
 /* What the tensors' names and dtypes then tell is read from them, and checked there. */
-static enum moe_status check_quantisation(const cJSON *config)
+enum moe_status moe_arch_check_quantisation(const cJSON *config)
 {
 	static const char *const methods[] = { "fp8", "compressed-tensors", "gptq", "awq",
 					       "mxfp4" };
@@ -222,6 +236,7 @@ static enum moe_status check_quantisation(const cJSON *config)
 	if (strcmp(method, "gptq") && strcmp(method, "awq"))
 		return MOE_OK;
 	MOE_TRY(moe_json_opt_int(q, "bits", 1, 64, &bits));
+	MOE_TRY(check_packing(q, method));
 	return bits == 4
 		       ? MOE_OK
 		       : moe_fail(MOE_ERR_UNSUPPORTED,
@@ -251,7 +266,7 @@ enum moe_status moe_arch_read_common(const cJSON *config, double default_theta,
 				"(known: silu)",
 				act);
 	MOE_TRY(read_swiglu_limit(config, arch));
-	MOE_TRY(check_quantisation(config));
+	MOE_TRY(moe_arch_check_quantisation(config));
 	return read_rope(config, default_theta, arch);
 }
 

@@ -38,6 +38,8 @@ extern const struct moe_arch_reader *const moe_arch_reader_list[];
  */
 enum moe_status moe_arch_read_common(const cJSON *config, double default_theta,
 				     struct moe_arch *arch);
+/* quantization_config, if there is one. MOE_ERR_FORMAT, MOE_ERR_UNSUPPORTED: what it names cannot be read. */
+enum moe_status moe_arch_check_quantisation(const cJSON *config);
 /* num_experts (or num_local_experts), num_experts_per_tok, router_aux_loss_coef, key for the size.
  */
 enum moe_status moe_arch_read_experts(const cJSON *config, const char *intermediate_key,

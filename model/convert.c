@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/convert.h"
+#include "model/arch_reader.h"
 #include "model/convert_config.h"
 #include "model/convert_folder.h"
 #include "model/convert_kt.h"
@@ -118,6 +119,9 @@ static enum moe_status read_config(struct convert *c)
 	moe_free(path);
 	MOE_TRY(status);
 	MOE_TRY(moe_json_opt_text(c->config, "model_type", &type));
+	status = moe_arch_check_quantisation(c->config);
+	if (status != MOE_OK)
+		return moe_fail_in(status, "%s", c->p->in);
 	if (type && !strcmp(type, "gpt_oss"))
 		return moe_fail(
 			MOE_ERR_UNSUPPORTED,

@@ -77,9 +77,9 @@ struct moe_convert_shard {
 struct moe_convert_change {
 	/* What is done to the weight of this plain name; NULL: nothing. */
 	const void *(*find)(void *user, const char *name);
-	/* Rows row0, row0 + 1, ... [n, k] of its matrix, or of an expert's. Any thread. */
-	void (*apply)(const void *change, int64_t expert, int64_t row0, int64_t n, int64_t k,
-		      float *x);
+	/* Rows row0, row0 + 1, ... [n, k] of its matrix, or of an expert's. Any thread. MOE_ERR_NOMEM. */
+	enum moe_status (*apply)(const void *change, int64_t expert, int64_t row0, int64_t n, int64_t k,
+				 float *x);
 	void *user;
 };
 

@@ -104,8 +104,14 @@ static enum moe_status make_plain(const struct moe_convert_piece *c, struct made
 {
 	const struct moe_array *a = &c->stored.codes;
 	size_t size = moe_dtype_size(a->dtype);
-	float *back = moe_alloc((size_t)c->k, sizeof *back);
+	int64_t beyond = moe_first_beyond(a->dtype, m->x, (size_t)(c->n * c->k));
+	float *back;
 
+	if (beyond >= 0)
+		return moe_fail(MOE_ERR_UNSUPPORTED, "row %lld, column %lld is %g, beyond %s",
+				(long long)(c->row0 + beyond / c->k), (long long)(beyond % c->k), (double)m->x[beyond],
+				moe_dtype_name(a->dtype));
+	back = moe_alloc((size_t)c->k, sizeof *back);
 	m->out[0] = moe_alloc((size_t)(c->n * c->k), size);
 	if (!m->out[0] || !back) {
 		moe_free(back);
@@ -181,7 +187,8 @@ static enum moe_status make(const struct moe_convert_run *r, const struct moe_co
 	}
 	if (c->keep) {
 		MOE_TRY(moe_quantised_copy(&from, c->row0, 1, &m->q, &m->memory));
-		if (s->coded.codes->codes && s->coded.codes->codes->exact)
+		if ((s->coded.codes->codes && s->coded.codes->codes->exact) ||
+		    m->q.coding.scale != from.coding.scale) /* F32 and BF16 scales become F16 ones for GPTQ */
 			MOE_TRY(measure_kept(s, &from, c, m));
 		return store(c, m);
 	}
@@ -191,7 +198,7 @@ static enum moe_status make(const struct moe_convert_run *r, const struct moe_co
 				(long long)c->n, (long long)c->k);
 	read_rows(s, c, expert, m->x);
 	if (s->change)
-		r->plan->change->apply(s->change, expert, c->row0, c->n, c->k, m->x);
+		MOE_TRY(r->plan->change->apply(s->change, expert, c->row0, c->n, c->k, m->x));
 	if (!c->layout)
 		return make_plain(c, m);
 	MOE_TRY(moe_quantise_as(m->x, MOE_F32, c->k, &m->q, &m->memory));

@@ -98,6 +98,15 @@ static void add_row(float *restrict w, float *restrict delta, const struct lora 
 		w[c] += l->scale * delta[c];
 }
 
+enum moe_status moe_merge_check(const struct moe_st_tensor *t, const float *x, size_t n)
+{
+	int64_t i = moe_first_beyond(t->dtype, x, n);
+
+	return i < 0 ? MOE_OK
+		     : moe_fail(MOE_ERR_UNSUPPORTED, "tensor '%s' gets the value %g, beyond %s: convert the base to bf16 or f32",
+				t->name, (double)x[i], moe_dtype_name(t->dtype));
+}
+
 bool moe_merge_block_next(struct moe_merge_block *b)
 {
 	size_t size = moe_dtype_size(b->tensor->dtype);

@@ -29,6 +29,9 @@ void moe_merge_job_set(struct moe_merge_job *job, const struct moe_adapter *adap
 void moe_merge_add(const struct moe_merge_job *job, int64_t expert, int64_t row0, int64_t n,
 		   int64_t k, float *x, float *delta);
 
+/* MOE_ERR_UNSUPPORTED: one of n new values of a tensor would be infinity in its dtype. */
+enum moe_status moe_merge_check(const struct moe_st_tensor *t, const float *x, size_t n);
+
 /* Rows of the tensor, one matrix after the other; moe_free it. */
 struct moe_merge_block {
 	const struct moe_merge_job *job;
@@ -36,7 +39,7 @@ struct moe_merge_block {
 	int64_t pieces, rows, cols; /* the tensor is pieces matrices [rows, cols] */
 	int64_t piece, row;	    /* of the next block */
 	int64_t lines;		    /* most of a block */
-	float *wide, *delta;
+	float *wide, *delta; /* wide: merged, before it is rounded */
 	const void *from; /* in the base */
 	void *out;	  /* merged, as many bytes */
 	size_t bytes;

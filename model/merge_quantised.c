@@ -43,15 +43,15 @@ static const void *find(void *user, const char *text)
 	return &j->job[n->job];
 }
 
-static void apply(const void *change, int64_t expert, int64_t row0, int64_t n, int64_t k, float *x)
+static enum moe_status apply(const void *change, int64_t expert, int64_t row0, int64_t n, int64_t k, float *x)
 {
 	float *delta = moe_alloc((size_t)k, sizeof *delta);
 
-	if (delta)
-		moe_merge_add(change, expert, row0, n, k, x, delta);
-	else
-		x[0] = 0.0f / 0.0f; /* refused as a value that is not finite */
+	if (!delta)
+		return moe_fail(MOE_ERR_NOMEM, "out of memory");
+	moe_merge_add(change, expert, row0, n, k, x, delta);
 	moe_free(delta);
+	return MOE_OK;
 }
 
 /* ---- which tensors ---- */

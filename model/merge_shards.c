@@ -208,7 +208,9 @@ static enum moe_status write_tensor(struct moe_merge_shards *m, struct moe_file_
 	if (!b)
 		return moe_fail(MOE_ERR_NOMEM, "out of memory for tensor '%s'", t->name);
 	while (status == MOE_OK && moe_merge_block_next(b)) {
-		status = moe_file_append(w, b->out, b->bytes);
+		status = moe_merge_check(t, b->wide, b->bytes / moe_dtype_size(t->dtype));
+		if (status == MOE_OK)
+			status = moe_file_append(w, b->out, b->bytes);
 		moe_mapping_forget(b->from, b->bytes);
 		if (status == MOE_OK)
 			status = moe_merge_advance(m, t->name, (int64_t)b->bytes);

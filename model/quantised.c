@@ -107,6 +107,29 @@ static enum moe_status check_order(const struct moe_safetensors *st, const char 
 	return MOE_OK;
 }
 
+/* compressed-tensors' asymmetric codes where a layout has none; some writers store zeros for symmetric ones. */
+static enum moe_status check_symmetric(const struct moe_safetensors *st, const char *name,
+				       const struct moe_format *f, const struct moe_format_layout *l)
+{
+	char zero[NAME_MAX_BYTES], bytes[4096];
+	const char *scale = strstr(l->scale, "scale");
+	const struct moe_st_tensor *t;
+
+	snprintf(zero, sizeof zero, "%.*s%.*szero_point", base_length(name), name, (int)(scale ? scale - l->scale : 0),
+		 l->scale);
+	t = l->zero ? NULL : moe_safetensors_find(st, zero);
+	for (size_t at = 0; t && at < t->bytes; at += sizeof bytes) {
+		size_t n = MOE_MIN(t->bytes - at, sizeof bytes);
+
+		MOE_TRY(moe_safetensors_fetch(st, (const char *)t->data + at, n, bytes));
+		for (size_t i = 0; i < n; i++)
+			if (bytes[i])
+				return moe_fail(MOE_ERR_UNSUPPORTED, "%s: %s with zero points cannot be read: quantise again, symmetric",
+						zero, f->name);
+	}
+	return MOE_OK;
+}
+
 static enum moe_status open(const struct moe_safetensors *st, const char *name,
 			    const struct moe_format *f, const struct moe_format_layout *l,
 			    const struct names *n, int64_t rows, int64_t columns,
@@ -133,6 +156,7 @@ static enum moe_status open(const struct moe_safetensors *st, const char *name,
 				     .zero = s.zero,
 				     .writer = l->writer };
 	MOE_TRY(l->open(&s, q));
+	MOE_TRY(check_symmetric(st, name, f, l));
 	return check_order(st, name, q);
 }
 

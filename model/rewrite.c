@@ -102,8 +102,10 @@ static enum moe_status write_rows(struct moe_merge_shards *m, struct moe_file_wr
 		char *narrow = (char *)(wide + lines * p->cols);
 
 		r->rows(r->user, p->role, p->layer, p->expert, row, n, wide);
+		st = moe_merge_check(t, wide, (size_t)(n * p->cols));
 		moe_from_f32(narrow, t->dtype, wide, (size_t)(n * p->cols));
-		st = moe_file_append(w, narrow, (size_t)(n * p->cols) * size);
+		if (st == MOE_OK)
+			st = moe_file_append(w, narrow, (size_t)(n * p->cols) * size);
 		if (st == MOE_OK)
 			st = moe_merge_advance(m, t->name, n * p->cols * (int64_t)size);
 	}

@@ -211,6 +211,10 @@ static void test_refusals(void)
 		  QWEN3 END, MOE_ERR_UNSUPPORTED, "format 'marlin-24' cannot be read" },
 		{ "{\"quantization_config\":{\"quant_method\":\"gptq\",\"bits\":8}," BASE QWEN3 END,
 		  MOE_ERR_UNSUPPORTED, "gptq of 8 bits cannot be read" },
+		{ "{\"quantization_config\":{\"quant_method\":\"gptq\",\"bits\":4,\"checkpoint_format\":\"gptq_v2\"}," BASE QWEN3 END,
+		  MOE_ERR_UNSUPPORTED, "checkpoint_format 'gptq_v2' of gptq cannot be read (known: gptq)" },
+		{ "{\"quantization_config\":{\"quant_method\":\"awq\",\"bits\":4,\"version\":\"gemv\"}," BASE QWEN3 END,
+		  MOE_ERR_UNSUPPORTED, "version 'gemv' of awq cannot be read (known: gemm)" },
 	};
 	struct moe_arch a;
 

@@ -217,6 +217,65 @@ static void test_kept(void)
 	}
 }
 
+/* So small that F16 has fewer bits for them than BF16. */
+static void small_scales(struct made *m)
+{
+	struct moe_st_item *s = item(m, EXPERT ".weight_scale");
+	int64_t count = moe_shape_count(s->ndim, s->shape);
+
+	CHECK(s->dtype == MOE_BF16);
+	for (int64_t i = 0; i < count; i++)
+		((uint16_t *)s->data)[i] = moe_f32_to_bf16((1 + .0078125f * (float)(i % 127)) * 1e-6f);
+}
+
+/* ||a - b|| / ||b|| of an F32 tensor of two checkpoints. */
+static double error_of(const char *a_dir, const char *b_dir, const char *name)
+{
+	const char *dir[] = { a_dir, b_dir };
+	struct moe_safetensors *st[2];
+	const struct moe_st_tensor *t[2];
+	double wrong = 0, all = 0;
+
+	for (int i = 0; i < 2; i++) {
+		CHECK_OK(moe_safetensors_open(dir[i], &st[i]));
+		t[i] = moe_safetensors_find(st[i], name);
+		CU_ASSERT_FATAL(t[i] && t[i]->dtype == MOE_F32);
+	}
+	for (size_t i = 0; i < t[0]->bytes / 4; i++) {
+		float x, y;
+
+		memcpy(&x, (const char *)t[0]->data + 4 * i, 4);
+		memcpy(&y, (const char *)t[1]->data + 4 * i, 4);
+		wrong += ((double)x - y) * ((double)x - y);
+		all += (double)y * y;
+	}
+	moe_safetensors_close(st[0]);
+	moe_safetensors_close(st[1]);
+	return sqrt(wrong / all);
+}
+
+/* Codes are taken over, scales come near only: said, and not counted as kept. */
+static void test_nearest_scales(void)
+{
+	const char *from = source();
+	struct moe_convert_model_result r, seen;
+	char dir[320], values[320];
+	double error;
+
+	if (!from)
+		return;
+	snprintf(dir, sizeof dir, "%s/wide-scales", moe_test_dir());
+	snprintf(values, sizeof values, "%s/values", moe_test_dir());
+	make_quantised(from, EXPERTS, &quantised_kinds[3], made_dir, NULL, small_scales); /* int4 */
+	CHECK_OK(convert(made_dir, dir, "gptq", "experts", &r));
+	CHECK(r.converted == 96 && r.kept == 95 && !strcmp(r.worst, EXPERT ".weight"));
+	CHECK(r.worst_error > 1e-4);
+	CHECK_OK(convert(made_dir, out_dir, "f32", NULL, &seen));
+	CHECK_OK(convert(dir, values, "f32", NULL, &seen));
+	error = error_of(values, out_dir, EXPERT ".weight");
+	CHECK(fabs(error - r.worst_error) < 1e-4 * error);
+}
+
 /* bf16 holds MXFP4's values, and they come back as the codes they were. */
 static void test_there_and_back(void)
 {
@@ -347,6 +406,7 @@ const struct moe_test moe_suite_tests[] = {
 	{ "rows of codes are copied", test_copy },
 	{ "dequantised checkpoints have the values, exactly", test_dequantise },
 	{ "codes that fit are kept, way and way back", test_kept },
+	{ "what scales lose beside kept codes is said", test_nearest_scales },
 	{ "bf16 and back", test_there_and_back },
 	{ "fused experts", test_fused },
 	{ "what is refused, by name", test_errors },

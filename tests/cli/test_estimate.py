@@ -103,7 +103,14 @@ class Estimate(Case):
         flags = ["--batch-tokens", found[1], "--cutoff-len", min(4096, int(found[1])), *never]
         self.good("estimate", "--model", MODEL, *flags, "--memory-limit", limit)
         result = self.run_tool("estimate", "--model", MODEL, "--memory-limit", 1000)
-        self.assertRegex(result.stdout, r"would fit +only with more memory: [\d.]+ [MG]iB with --batch-tokens 256")
+        self.assertRegex(result.stdout, r"would fit +only with more memory: [\d.]+ [MG]iB with --weights int4 --batch-tokens 256")
+        result = self.run_tool("estimate", "--model", MODEL, "--memory-limit", 1000, "--weights", "bf16")  # these bits are wanted
+        least = re.search(r"only with more memory: ([\d.]+) MiB with --batch-tokens 256", result.stdout)
+        limit = int((float(least[1]) - 0.1) * 2**20)
+        result = self.run_tool("estimate", "--model", MODEL, "--memory-limit", limit)
+        found = re.search(r"would fit +--weights (int\d) --batch-tokens (\d+)", result.stdout)
+        flags = ["--weights", found[1], "--batch-tokens", found[2], "--cutoff-len", found[2]]
+        self.good("estimate", "--model", MODEL, *flags, "--memory-limit", limit)
 
     def test_errors(self):
         self.assertIn("absent", self.bad(2, "estimate", "--model", self.path("absent")))

@@ -3,10 +3,11 @@
 
 import json
 import os
+import subprocess
 import sys
 import unittest
 
-from support import MODEL, QUICK_TEMPLATE, VENV_PYTHON, Case
+from support import MODEL, QUICK_TEMPLATE, VENV_PYTHON, Case, environment
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there."}]}
 
@@ -74,6 +75,34 @@ class PythonSide(Case):
         self.assertIn("one prompt", self.bad(2, "generate", "--model", MODEL, "--raw", "two", "words"))
         self.assertIn("exclude", self.bad(2, "generate", "--model", MODEL, "--raw", "--system", "s", "x"))
         self.assertIn("the prompt has 4000 tokens", self.bad(2, "generate", "--model", MODEL, "--raw", "x " * 2000))
+
+
+class DemoOnQuantisedExperts(Case):
+    """./run demo --weights: its losses are beside a reference with plain weights."""
+
+    SCRIPT = """if True:
+        import sys
+        from moesaic.demo.results import Run, failures, read_reference
+        step, evaluation, weights = float(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+        reference = read_reference()
+        curve = dict(map(tuple, reference["curve"]))
+        of = lambda loss: {"loss": loss, "documents": [{"loss": loss, "tokens": 1}] * 16}
+        held = [{"step": s, "eval_loss": curve[s] + evaluation} for s in (10, 60)]
+        run = Run(of(4.43), of(4.43), of(held[-1]["eval_loss"]), {"kernels": "avx2"}, [("who?", "a", "Moesa")],
+                  [{"step": i + 1, "loss": loss + step} for i, loss in enumerate(reference["losses"])], held, "out", weights)
+        print(len(list(failures(run))))
+    """
+
+    def failures(self, step, evaluation, weights):
+        command = [VENV_PYTHON if os.path.exists(VENV_PYTHON) else sys.executable, "-c", self.SCRIPT, str(step), str(evaluation), weights]
+        return int(subprocess.run(command, env=environment(), capture_output=True, text=True, check=True).stdout)
+
+    def test_tolerance(self):
+        for weights, step, evaluation in (("", 0.02, 0.002), ("int8", 0.02, 0.002), ("fp8", 0.03, 0.011), ("int4", 0.17, 0.025), ("mxfp4", 0.12, 0.04)):
+            with self.subTest(weights):
+                self.assertEqual(self.failures(step, evaluation, weights), 0)
+                self.assertGreater(self.failures(4 * step, 0, weights), 0)
+                self.assertGreater(self.failures(0, 4 * evaluation, weights), 0)
 
 
 if __name__ == "__main__":

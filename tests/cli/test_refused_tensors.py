@@ -139,6 +139,49 @@ class Tensors(Case):
         self.m = self.path("gptq")
         self.convert("int4", "has the zero point 16, beyond 4 bits")
 
+    def test_values_beyond_a_dtype(self):
+        """Finite ones that would become infinity: in another dtype, and by an adapter."""
+        large = ("BF16", [64, 128], bytes([0x7F, 0x47]) * 64 * 128)  # 65280
+        self.checkpoint(lambda a: a.update({UP: ("BF16", [64, 128], bytes([0x80, 0x47]) * 64 * 128)}))
+        self.convert("f16", UP, "row 0, column 0 is 65536, beyond F16")
+        self.checkpoint(lambda a: a.update({UP: ("F32", [64, 128], struct.pack("<f", -3.4e38) * 64 * 128)}))
+        self.convert("bf16", UP, "row 0, column 0 is -3.4e+38, beyond BF16")
+        self.checkpoint(lambda a: a.update({UP: large}))
+        self.good("convert", self.m, self.path("f16"), "--weights", "f16", "--quiet")
+        self.good(*self.train("--learning-rate", "10", "--warmup-ratio", 0, "--lora-alpha", "4000000"))
+        self.m = self.path("f16")
+        self.refuse(["merge", "--model", self.m, "--adapter", self.out, "--output-dir", self.path("new")], "gets the value", "beyond F16")
+        self.assertFalse(os.path.exists(self.path("new")))
+
+    def test_int8_with_zero_points(self):
+        """compressed-tensors' asymmetric codes; zero points that are all 0 say nothing."""
+        self.checkpoint()
+        self.good("convert", self.m, self.path("int8"), "--weights", "int8", "--quiet")
+        arrays = {name: tensor[1:] for name, tensor in read_tensors(self.path("int8")).items()}
+        zero, rows = UP + "_zero_point", arrays[UP][1][0]
+        self.m = self.path("int8")
+        for last, good in ((0, True), (1, False)):
+            save_tensors(self.path("int8", "model.safetensors"), {**arrays, zero: ("I8", [rows, 1], bytes(rows - 1) + bytes([last]))}, {})
+            if good:
+                self.good(*self.train())
+            else:
+                self.refuse(self.train(), zero, "int8 with zero points cannot be read")
+                self.convert("bf16", zero, "int8 with zero points cannot be read")
+
+    def test_packings_by_another_name(self):
+        """Their tensors have the names and shapes of the known ones: config.json alone tells."""
+        self.checkpoint(intermediate=128)
+        plain = self.m
+        for weights, key, packing in (("gptq", "checkpoint_format", "gptq_v2"), ("awq", "version", "gemv")):
+            self.m = plain
+            self.good("convert", self.m, self.path(weights), "--weights", weights, "--quiet")
+            config = json.loads(self.read(weights, "config.json"))
+            config["quantization_config"][key] = packing
+            self.write(f"{weights}/config.json", json.dumps(config))
+            self.m = self.path(weights)
+            self.refuse(self.train(), f"{key} '{packing}' of {weights} cannot be read")
+            self.convert("bf16", f"{key} '{packing}' of {weights} cannot be read")
+
     def test_too_many_experts(self):
         self.checkpoint(config={"num_experts": 60000})
         self.refuse(["estimate", "--model", self.m], "60000 experts; 1 to")

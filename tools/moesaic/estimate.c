@@ -77,13 +77,38 @@ static bool try_plan(struct estimate_result *r, const struct moe_estimate_params
 	return true;
 }
 
-/* Frozen experts of floats in a format of fewer bits. */
-static bool try_weights(struct estimate_result *r, const char *direct)
+/* Ever smaller micro-batches, with flags that p has already. */
+static bool try_tokens(struct estimate_result *r, const struct moe_estimate_params *from, const char *flags, int64_t *least)
+{
+	struct moe_estimate_params p = *from;
+	struct moe_model_params m = *p.model;
+
+	p.model = &m;
+	while (p.tokens > ESTIMATE_LEAST_TOKENS) {
+		p.tokens =
+			p.tokens / 2 > ESTIMATE_LEAST_TOKENS ? p.tokens / 2 : ESTIMATE_LEAST_TOKENS;
+		if (p.document_tokens > p.tokens)
+			p.document_tokens = p.tokens;
+		m.max_tokens = p.tokens;
+		if (!try_plan(r, &p, least))
+			continue;
+		snprintf(r->change, sizeof r->change, "%s--batch-tokens %d%s", flags, p.tokens,
+			 p.document_tokens < r->params.document_tokens
+				 ? " and as short a --cutoff-len"
+				 : "");
+		return true;
+	}
+	return false;
+}
+
+/* Frozen experts of floats in a format of fewer bits; then with smaller micro-batches too. */
+static bool try_weights(struct estimate_result *r, const char *direct, int64_t *least)
 {
 	static const char *const formats[] = { "int8", "int4" };
 	struct moe_estimate_params p = r->params;
 	struct moe_model_params m = *p.model;
-	int64_t unused = INT64_MAX;
+	int64_t before = *least;
+	char flags[64];
 
 	if (m.method != MOE_METHOD_LORA || (m.weights && strcmp(m.weights, "keep")))
 		return false;
@@ -91,15 +116,24 @@ static bool try_weights(struct estimate_result *r, const char *direct)
 	m.backward_weights = "direct";
 	for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
 		m.weights = formats[i];
-		if (!try_plan(r, &p, &unused))
+		if (!try_plan(r, &p, least))
 			continue;
 		snprintf(r->change, sizeof r->change, "%s--weights %s", direct, formats[i]);
 		return true;
 	}
+	for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
+		m.weights = formats[i];
+		snprintf(flags, sizeof flags, "%s--weights %s ", direct, formats[i]);
+		if (try_tokens(r, &p, flags, least))
+			return true;
+		if (*least < before)
+			snprintf(r->least_with, sizeof r->least_with, "--weights %s ", formats[i]);
+		before = *least;
+	}
 	return false;
 }
 
-/* The first change that makes it fit: no copies of weights, then ever smaller micro-batches, then fewer bits. */
+/* The first change that makes it fit: no copies of weights, smaller micro-batches, fewer bits, both. */
 static void find_what_fits(struct estimate_result *r)
 {
 	struct moe_estimate_params p = r->params;
@@ -114,21 +148,7 @@ static void find_what_fits(struct estimate_result *r)
 		snprintf(r->change, sizeof r->change, "--backward-weights direct");
 		return;
 	}
-	while (p.tokens > ESTIMATE_LEAST_TOKENS) {
-		p.tokens =
-			p.tokens / 2 > ESTIMATE_LEAST_TOKENS ? p.tokens / 2 : ESTIMATE_LEAST_TOKENS;
-		if (p.document_tokens > p.tokens)
-			p.document_tokens = p.tokens;
-		m.max_tokens = p.tokens;
-		if (!try_plan(r, &p, &least))
-			continue;
-		snprintf(r->change, sizeof r->change, "%s--batch-tokens %d%s", direct, p.tokens,
-			 p.document_tokens < r->params.document_tokens
-				 ? " and as short a --cutoff-len"
-				 : "");
-		return;
-	}
-	if (!try_weights(r, direct))
+	if (!try_tokens(r, &p, direct, &least) && !try_weights(r, direct, &least))
 		r->change_total = least;
 }
 

@@ -20,6 +20,7 @@ struct estimate_result {
 	/* What would make it fit: flags and what they need; "" where it fits. Flags "": a larger
 	 * machine. */
 	char change[128];
+	char least_with[32]; /* flags of the least that was tried, beside the smallest micro-batch */
 	int64_t change_total;
 };
 

@@ -49,8 +49,8 @@ static void print_memory(const struct estimate_result *r)
 	if (*r->change)
 		printf("would fit      %s: %s\n", r->change, moe_size(r->change_total).text);
 	else if (!estimate_fits(r))
-		printf("would fit      only with more memory: %s with --batch-tokens %d, the least\n",
-		       moe_size(r->change_total).text, ESTIMATE_LEAST_TOKENS);
+		printf("would fit      only with more memory: %s with %s--batch-tokens %d, the least\n",
+		       moe_size(r->change_total).text, r->least_with, ESTIMATE_LEAST_TOKENS);
 }
 
 static void print_graph(const struct moe_estimate *e)

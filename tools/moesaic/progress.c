@@ -39,7 +39,7 @@ static void duration(char *buf, size_t size, double seconds)
 /* "idle 7 % (dependency)" */
 static void idle(char *buf, size_t size, const struct moe_train_event *e)
 {
-	int n = snprintf(buf, size, "idle %.0f %%", 100 * e->idle_share);
+	int n = snprintf(buf, size, "idle %.0f %%", 100 * fmax(e->idle_share, 0)); /* tasks count in the step that they end in: it may be below 0 */
 
 	if (e->idle_cause_share >= .005)
 		snprintf(buf + n, size - (size_t)n, " (%s)", moe_idle_cause_name(e->idle_cause));

@@ -43,7 +43,7 @@ def _check(options):
 def _screen(options):
     from .screen import show
 
-    return show(options.results, options.out, options.quick)
+    return show(options.results, options.out, options.quick, options.weights)
 
 
 def parser():
@@ -75,7 +75,7 @@ def parser():
         out="demo/out",
         output="demo/check.json",
     )
-    screen = command("screen", _screen, results="demo/results", out="demo/out")
+    screen = command("screen", _screen, results="demo/results", out="demo/out", weights="")
     screen.add_argument("--quick", action="store_true")
     return p
 

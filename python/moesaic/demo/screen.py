@@ -181,9 +181,9 @@ def _quick(run):
     ]
 
 
-def show(results, out, quick):
+def show(results, out, quick, weights=""):
     """Prints the screen. -> exit code: 1 where the run is not what it must be."""
-    run = read_run(results, out)
+    run = read_run(results, out, weights)
     print("\n".join(_quick(run) if quick else _full(run)))
     wrong = list(quick_failures(run) if quick else failures(run))
     for text in wrong:
