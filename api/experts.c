@@ -5,7 +5,6 @@
 #include "api/lora_init.h"
 #include "api/machine.h"
 
-
 static enum moe_status check_sizes(const struct moe_experts_params *p)
 {
 	double matrix = 24.0 * p->experts * p->intermediate * p->hidden;

@@ -13,7 +13,6 @@
 
 #include <math.h>
 
-
 enum moe_status moe_model_enter(struct moe_model *m)
 {
 	if (!m)
