@@ -127,11 +127,10 @@ static enum moe_status take_memory(struct moe_block *b, enum moe_expert_matrix w
 {
 	const struct moe_experts_part *part = &b->layer.part[0];
 	const struct moe_weight *w = which == MOE_GATE ? part->gate : which == MOE_UP ? part->up : part->down;
-	struct moe_coding c = q->coding;
+	struct moe_coding c = moe_coding_stored(q);
 
 	if (w->data && moe_coding_alike(&w->coding, &c, false))
 		return MOE_OK;
-	c.rows = q->rows;
 	MOE_TRY(moe_experts_take_matrix(b->engine, &b->layer, which, &c));
 	return b->capacity < 0 ? MOE_OK
 			       : moe_engine_reserve_scratch(b->engine,

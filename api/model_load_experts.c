@@ -49,9 +49,8 @@ static enum moe_status load_single(struct moe_loader *l, int layer, struct moe_e
 static enum moe_status other_coding(const struct moe_loader *l, enum moe_role role, const struct moe_st_quantised *t,
 				    const struct moe_coding *first)
 {
-	struct moe_coding c = t->q.coding;
+	struct moe_coding c = moe_coding_stored(&t->q);
 
-	c.rows = t->q.rows;
 	if (moe_coding_alike(&c, first, moe_model_trains(l->m, role)))
 		return MOE_OK;
 	return moe_fail(MOE_ERR_UNSUPPORTED,
@@ -151,8 +150,7 @@ static enum moe_status stored_coding(struct moe_loader *l, int layer, struct exp
 						 &found));
 		if (!found)
 			return missing_coded(l, role, layer, 0);
-		c->coding[j] = t.q.coding;
-		c->coding[j].rows = t.q.rows;
+		c->coding[j] = moe_coding_stored(&t.q);
 		c->codes[j] = t.codes;
 	}
 	return MOE_OK;

@@ -164,6 +164,15 @@ static inline int64_t moe_groups(const struct moe_coding *c, int64_t k)
 	return k > 0 ? (c->phase + k + c->group - 1) / c->group : 0;
 }
 
+/* A stored matrix's coding with the rows that share a scale in it. */
+static inline struct moe_coding moe_coding_stored(const struct moe_quantised *q)
+{
+	struct moe_coding c = q->coding;
+
+	c.rows = q->rows;
+	return c;
+}
+
 /*
  * Memory that was made for one takes weights of the other; trained: and they are quantised again in the same blocks.
  * phase and compute follow from where a weight lies.
