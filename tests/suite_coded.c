@@ -41,11 +41,11 @@ static void exact_window(const struct moe_quantised *q, struct moe_coded_window 
 	release_to(kept);
 }
 
+static const enum moe_layout layouts[] = { MOE_LAYOUT_BLOCKS8, MOE_LAYOUT_BLOCKS32, MOE_LAYOUT_PAIRS8 };
+
 static void windows(const struct moe_quantised *q)
 {
-	static const enum moe_layout layouts[] = { MOE_LAYOUT_BLOCKS8, MOE_LAYOUT_BLOCKS32 };
-
-	for (int l = 0; l < 2; l++) {
+	for (size_t l = 0; l < MOE_COUNT(layouts); l++) {
 		exact_window(q, (struct moe_coded_window){ 0, q->n, 0, q->k, 1 }, layouts[l]);
 		exact_window(q, (struct moe_coded_window){ 5, q->n - 9, 0, q->k, 1 }, layouts[l]);
 		exact_window(q, (struct moe_coded_window){ 1, q->n / 2, 0, q->k, 2 }, layouts[l]);
@@ -74,8 +74,8 @@ static void test_all_codes(void)
 		for (int j = 0; j < 20 * 320; j++)
 			((uint8_t *)q.codes.data)[j] =
 				(uint8_t)(j & ((1 << moe_format_list[i]->bits) - 1));
-		exact_window(&q, (struct moe_coded_window){ 0, 20, 0, 320, 1 }, MOE_LAYOUT_BLOCKS8);
-		exact_window(&q, (struct moe_coded_window){ 0, 20, 0, 320, 1 }, MOE_LAYOUT_BLOCKS32);
+		for (size_t l = 0; l < MOE_COUNT(layouts); l++)
+			exact_window(&q, (struct moe_coded_window){ 0, 20, 0, 320, 1 }, layouts[l]);
 	}
 	release();
 }

@@ -50,10 +50,12 @@ struct packed {
 
 static inline size_t packed_at(const struct packed *p, int64_t row, int64_t col)
 {
-	int64_t block = T->layout == MOE_LAYOUT_BLOCKS32 ? 32 : 8;
+	int64_t block = T->layout == MOE_LAYOUT_BLOCKS32 ? 32 : 8, in = row % MOE_PACK_N;
+	int64_t at = row / MOE_PACK_N * p->stride + col / block * MOE_PACK_N * block;
 
-	return (size_t)(row / MOE_PACK_N * p->stride + col / block * MOE_PACK_N * block +
-			row % MOE_PACK_N * block + col % block);
+	if (T->layout == MOE_LAYOUT_PAIRS8)
+		return (size_t)(at + in / 2 * 16 + col % 8 * 2 + in % 2);
+	return (size_t)(at + in * block + col % block);
 }
 
 /* The gap between panels is NaN: not to be multiplied by. */

@@ -357,7 +357,7 @@ static size_t partial_bytes(int m, int64_t n)
 
 bool avx512_bf16_bwd_takes(int m, const struct moe_coded_panel *p)
 {
-	return p->block == DECODE_STEP && (m > BWD_SMALL || avx512_bf16_bwd_small_takes(p));
+	return p->layout == MOE_LAYOUT_BLOCKS8 && (m > BWD_SMALL || avx512_bf16_bwd_small_takes(p));
 }
 
 /* Never less for more rows. */

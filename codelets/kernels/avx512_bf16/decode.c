@@ -34,7 +34,7 @@ static bool whole_steps(const struct moe_coded_panel *p)
 {
 	const struct moe_coding *c = p->coding;
 
-	return p->block == DECODE_STEP &&
+	return p->layout == MOE_LAYOUT_BLOCKS8 &&
 	       (p->groups == 1 || (c->group % DECODE_STEP == 0 && c->phase % DECODE_STEP == 0));
 }
 

@@ -67,7 +67,7 @@ void OWN(sum_rows)(int64_t n, int count, const float *const *row, const float *w
 void OWN(to_bf16)(int m, int64_t n, const float *x, int64_t ldx, uint16_t *dst, int64_t ld16);
 
 /* One panel of 16 rows (those from `rows` on are zero) of scale * src, as blocks of 16 x block. */
-void OWN(pack_rows)(int64_t block, int rows, int64_t k, int64_t kp, const float *src, int64_t ld,
+void OWN(pack_rows)(enum moe_layout layout, int rows, int64_t k, int64_t kp, const float *src, int64_t ld,
 		    float scale, uint16_t *dst);
 
 /* codes.c (moe_coders of codelets/format.h) */

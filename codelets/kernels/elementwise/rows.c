@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/kernels/elementwise/elementwise.h"
+#include "codelets/kernels/packed/layout.h"
 
 #ifdef __AVX512BF16__
 #include <immintrin.h>
@@ -90,9 +91,11 @@ static void pack_run(int64_t block, int width, const float *restrict src, float 
 }
 #endif
 
-void OWN(pack_rows)(int64_t block, int rows, int64_t k, int64_t kp, const float *src, int64_t ld,
-		    float scale, uint16_t *dst)
+void OWN(pack_rows)(enum moe_layout layout, int rows, int64_t k, int64_t kp, const float *src,
+		    int64_t ld, float scale, uint16_t *dst)
 {
+	int64_t block = moe_layout_k(layout);
+
 	for (int64_t k0 = 0; k0 < kp; k0 += RUN) {
 		int width = (int)MOE_MIN(RUN, kp - k0);
 
@@ -110,5 +113,7 @@ void OWN(pack_rows)(int64_t block, int rows, int64_t k, int64_t kp, const float 
 			}
 			pack_run(block, width, from, scale, dst + k0 * 16 + n * block);
 		}
+		if (layout == MOE_LAYOUT_PAIRS8)
+			moe_pair_rows(dst + k0 * 16, 16 * width);
 	}
 }

@@ -32,7 +32,7 @@ static double fma_peak(int64_t iterations)
 }
 
 #define FMA_TILES                                                                                  \
-	.layout = MOE_LAYOUT_BLOCKS8, .panel_bytes = 4, .pair_bytes = 4, .lora_pad = 16,           \
+	.layout = FMA_LAYOUT, .panel_bytes = 4, .pair_bytes = 4, .lora_pad = 16,           \
 	.decode = fma_decode, .pack_fwd_bf16 = fma_pack_fwd_bf16, .pack_fwd = fma_pack_fwd,        \
 	.pack_bwd = fma_pack_bwd,                                                                  \
 	.unpack_fwd = fma_unpack_fwd, .unpack_bwd = fma_unpack_bwd, .fwd = fma_fwd,                \

@@ -48,16 +48,21 @@ struct bwd_run {
 
 typedef void bwd_kernel(const struct bwd_run *run);
 
-/* The weights of one n, whose row in the first of the blocks is at w. */
-VEC_INLINE vec bwd_weights(const int read, const uint16_t *w, const float *wide, int j)
+/* The weights of one n of a pair, the first of whose rows in the first of the blocks is at w. */
+VEC_INLINE vec bwd_weights(const int read, const uint16_t *w, const int odd, const float *wide,
+			   int j)
 {
 	if (read)
 		return vec_load(wide + j * VEC_LANES);
-	return vec_widen(w + VEC_LANES / 8 * BWD_BLOCK * j, BWD_BLOCK);
+#if VEC_LANES == 16
+	return vec_widen(w + 2 * BWD_BLOCK * j + 8 * odd, BWD_BLOCK);
+#else
+	return odd ? vec_odd(w + BWD_BLOCK * j) : vec_even(w + BWD_BLOCK * j);
+#endif
 }
 
 VEC_INLINE void bwd_step(const int rows, const int vecs, const int read, const float *g,
-			 const uint16_t *w, float *wide, vec c[12][8])
+			 const uint16_t *w, const int odd, float *wide, vec c[12][8])
 {
 	const int held = rows <= 2 ? 1 : MOE_MIN(vecs, VEC_HELD);
 	vec b[VEC_HELD], a;
@@ -66,7 +71,7 @@ VEC_INLINE void bwd_step(const int rows, const int vecs, const int read, const f
 	for (int j = 0; j < vecs; j += held) {
 #pragma GCC unroll 4
 		for (int l = 0; l < held; l++)
-			b[l] = bwd_weights(read, w, wide, j + l);
+			b[l] = bwd_weights(read, w, odd, wide, j + l);
 		if (BWD_WIDE && !read && wide)
 #pragma GCC unroll 4
 			for (int l = 0; l < held; l++)
@@ -94,7 +99,7 @@ VEC_INLINE void bwd_step(const int rows, const int vecs, const int read, const f
 VEC_INLINE void bwd_step_early(const int rows, const float *g, const uint16_t *then, float *wide,
 			       vec b[2], vec c[12][8])
 {
-	vec next[2] = { bwd_weights(0, then, NULL, 0), bwd_weights(0, then, NULL, 1) }, a;
+	vec next[2] = { bwd_weights(0, then, 0, NULL, 0), bwd_weights(0, then, 0, NULL, 1) }, a;
 
 	VEC_RELOAD();
 	if (wide) {
@@ -134,8 +139,8 @@ VEC_INLINE void bwd_body(const int rows, const int vecs, const int read, const s
 			for (int j = 0; j < vecs; j++)
 				c[i][j] = vec_load(run->c + i * run->ldc + j * VEC_LANES);
 	if (early && run->panels) {
-		b[0] = bwd_weights(0, w, NULL, 0);
-		b[1] = bwd_weights(0, w, NULL, 1);
+		b[0] = bwd_weights(0, w, 0, NULL, 0);
+		b[1] = bwd_weights(0, w, 0, NULL, 1);
 	}
 	for (int p = run->panels; p > 0; p--) {
 		const uint16_t *after = p > 1 ? w + run->stride : w;
@@ -155,14 +160,16 @@ VEC_INLINE void bwd_body(const int rows, const int vecs, const int read, const s
 			if (early)
 				bwd_step_early(rows, g, w + 8 * n + 8, wide, b, c);
 			else
-				bwd_step(rows, vecs, read, g, w + 8 * n, wide, c);
+				bwd_step(rows, vecs, read, g, w + 8 * n, 0, wide, c);
+			if (VEC_LANES == 8)
+				VEC_RELOAD();
 			if (BWD_WIDE && wide)
 				wide += BWD_SLICE;
 			if (early)
 				bwd_step_early(rows, g + rows, n < 14 ? w + 8 * n + 16 : after,
 					       wide, b, c);
 			else
-				bwd_step(rows, vecs, read, g + rows, w + 8 * n + 8, wide, c);
+				bwd_step(rows, vecs, read, g + rows, w + 8 * n, 1, wide, c);
 			if (BWD_WIDE && wide)
 				wide += BWD_SLICE;
 			vec_prefetch_l1(g + BWD_G_AHEAD);

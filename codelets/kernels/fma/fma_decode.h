@@ -42,8 +42,9 @@ VEC_INLINE bool fma_ordinary(const float scale[16])
 
 /* ---- 4 bits: 16 values of each row, times its scale, as bytes to shuffle ---- */
 
+/* Bytes of bf16; a lane of 128 bits per row: four rows in order, AVX2 i and i + 4, eight from 8 on. */
 struct fma_tables {
-	ivec low[DECODE_T], high[DECODE_T]; /* of bf16; a lane per row */
+	ivec low[DECODE_T], high[DECODE_T];
 };
 
 static void fma_tables4(const float *values, const float scale[16], const float zero[16],
@@ -67,24 +68,26 @@ static void fma_tables4(const float *values, const float scale[16], const float 
 #else
 	const __m128 *v = (const __m128 *)(const void *)values;
 	const vec first = _mm256_set_m128(v[2], v[0]), second = _mm256_set_m128(v[3], v[1]);
-	ivec pair[2];
 
-	for (int r = 0; r < 16; r++) {
-		vec z = vec_set1(zero[r]), s = vec_set1(scale[r]);
-		vec a = vec_mul(_mm256_sub_ps(first, z), s),
-		    b = vec_mul(_mm256_sub_ps(second, z), s);
+	for (int i = 0; i < DECODE_T; i++) {
+		ivec row[2];
 
-		pair[r % 2] = _mm256_permute4x64_epi64(ivec_split_bytes(vec_bf16(a, b)), 0xd8);
-		if (r % 2 == 0)
-			continue;
-		t->low[r / 2] = _mm256_permute2x128_si256(pair[0], pair[1], 0x20);
-		t->high[r / 2] = _mm256_permute2x128_si256(pair[0], pair[1], 0x31);
+		for (int j = 0; j < 2; j++) {
+			int r = i / 4 * 8 + i % 4 + 4 * j;
+			vec z = vec_set1(zero[r]), by = vec_set1(scale[r]);
+			vec a = vec_mul(_mm256_sub_ps(first, z), by);
+			vec b = vec_mul(_mm256_sub_ps(second, z), by);
+
+			row[j] = _mm256_permute4x64_epi64(ivec_split_bytes(vec_bf16(a, b)), 0xd8);
+		}
+		t->low[i] = _mm256_permute2x128_si256(row[0], row[1], 0x20);
+		t->high[i] = _mm256_permute2x128_si256(row[0], row[1], 0x31);
 	}
 #endif
 }
 
-/* From c[step], whose dwords are rows, to a lane per row with its dwords of all steps: rows in
- * order */
+/* From c[step], whose dwords are rows, to a lane per row with its dwords of all steps, as the tables
+ * have them */
 VEC_INLINE void fma_rows_of_steps(const ivec c[4], ivec row[4])
 {
 	ivec a = V(unpacklo_epi32)(c[0], c[1]), b = V(unpackhi_epi32)(c[0], c[1]);
@@ -98,18 +101,78 @@ VEC_INLINE void fma_rows_of_steps(const ivec c[4], ivec row[4])
 	row[0] = _mm512_shuffle_i64x2(a, d, 0x88), row[1] = _mm512_shuffle_i64x2(a, d, 0xdd);
 	row[2] = _mm512_shuffle_i64x2(b, e, 0x88), row[3] = _mm512_shuffle_i64x2(b, e, 0xdd);
 #else
-	row[0] = _mm256_permute2x128_si256(r[0], r[1], 0x20);
-	row[1] = _mm256_permute2x128_si256(r[2], r[3], 0x20);
-	row[2] = _mm256_permute2x128_si256(r[0], r[1], 0x31);
-	row[3] = _mm256_permute2x128_si256(r[2], r[3], 0x31);
+#pragma GCC unroll 4
+	for (int j = 0; j < 4; j++)
+		row[j] = r[j];
 #endif
 }
+
+/*
+ * Values of the codes of 4 steps, in each lane those of its row: column 4 right + c of steps 2 h and
+ * 2 h + 1 in out[right][h].
+ */
+VEC_INLINE void fma_look_up4(ivec low, ivec high, ivec codes, ivec out[2][2])
+{
+	const ivec nibble = V(set1_epi8)(15);
+
+#pragma GCC unroll 2
+	for (int right = 0; right < 2; right++) {
+		ivec code = IVEC(and)(right ? V(srli_epi16)(codes, 4) : codes, nibble);
+		ivec a = V(shuffle_epi8)(low, code), b = V(shuffle_epi8)(high, code);
+
+		out[right][0] = V(unpacklo_epi8)(a, b);
+		out[right][1] = V(unpackhi_epi8)(a, b);
+	}
+}
+
+#if VEC_LANES == 16
+/* Some rows of 4 steps; to: their first step */
+VEC_INLINE void fma_put4(const struct fma_tables *t, int i, const ivec row[4], uint16_t *to)
+{
+#pragma GCC unroll 4
+	for (int j = 0; j < 4; j++, to += 2 * VEC_LANES) {
+		ivec v[2][2];
+
+		fma_look_up4(t->low[i + j], t->high[i + j], row[j], v);
+#pragma GCC unroll 2
+		for (int h = 0; h < 2; h++) {
+			ivec_store(to + 256 * h, V(unpacklo_epi64)(v[0][h], v[1][h]));
+			ivec_store(to + 256 * h + 128, V(unpackhi_epi64)(v[0][h], v[1][h]));
+		}
+	}
+}
+#else
+/* A pair of rows of one step from the low halves, another, 4 rows on, from the high ones */
+VEC_INLINE void fma_put_pairs(ivec left, ivec right, uint16_t *to)
+{
+	_mm_storeu_si128((__m128i *)to, _mm256_castsi256_si128(left));
+	_mm_storeu_si128((__m128i *)(to + 8), _mm256_castsi256_si128(right));
+	_mm_storeu_si128((__m128i *)(to + 32), _mm256_extracti128_si256(left, 1));
+	_mm_storeu_si128((__m128i *)(to + 40), _mm256_extracti128_si256(right, 1));
+}
+
+VEC_INLINE void fma_put4(const struct fma_tables *t, int i, const ivec row[4], uint16_t *to)
+{
+#pragma GCC unroll 2
+	for (int j = 0; j < 4; j += 2, to += 16) {
+		ivec a[2][2], b[2][2];
+
+		fma_look_up4(t->low[i + j], t->high[i + j], row[j], a);
+		fma_look_up4(t->low[i + j + 1], t->high[i + j + 1], row[j + 1], b);
+#pragma GCC unroll 2
+		for (int h = 0; h < 2; h++) {
+			fma_put_pairs(_mm256_unpacklo_epi16(a[0][h], b[0][h]),
+				      _mm256_unpacklo_epi16(a[1][h], b[1][h]), to + 256 * h);
+			fma_put_pairs(_mm256_unpackhi_epi16(a[0][h], b[0][h]),
+				      _mm256_unpackhi_epi16(a[1][h], b[1][h]), to + 256 * h + 128);
+		}
+	}
+}
+#endif
 
 static void fma_decode4(const struct fma_tables *t, int64_t sets, const uint8_t *codes,
 			uint16_t *dst)
 {
-	const ivec nibble = V(set1_epi8)(15);
-
 	for (; sets > 0; sets--, codes += DECODE_SET * 64, dst += DECODE_SET * 128) {
 		for (int s = 0; s < DECODE_SET; s++)
 			vec_prefetch_l1(codes + DECODE_AHEAD + 64 * s);
@@ -121,46 +184,32 @@ static void fma_decode4(const struct fma_tables *t, int64_t sets, const uint8_t 
 			for (int s = 0; s < 4; s++)
 				c[s] = ivec_load(codes + 64 * s + i / 4 * sizeof(ivec));
 			fma_rows_of_steps(c, row);
-#pragma GCC unroll 4
-			for (int j = 0; j < 4; j++) {
-				uint16_t *to = dst + (i + j) * 2 * VEC_LANES;
-				ivec left =
-					IVEC(and)(row[j], nibble); /* columns 0 to 3 of each step */
-				ivec right = IVEC(and)(V(srli_epi16)(row[j], 4), nibble);
-				ivec a = V(shuffle_epi8)(t->low[i + j], left);
-				ivec b = V(shuffle_epi8)(t->high[i + j], left);
-				ivec d = V(shuffle_epi8)(t->low[i + j], right);
-				ivec e = V(shuffle_epi8)(t->high[i + j], right);
-				ivec l = V(unpacklo_epi8)(a, b), r = V(unpacklo_epi8)(d, e);
-
-				ivec_store(to, V(unpacklo_epi64)(l, r));
-				ivec_store(to + 128, V(unpackhi_epi64)(l, r));
-				l = V(unpackhi_epi8)(a, b), r = V(unpackhi_epi8)(d, e);
-				ivec_store(to + 256, V(unpacklo_epi64)(l, r));
-				ivec_store(to + 384, V(unpackhi_epi64)(l, r));
-			}
+			fma_put4(t, i, row, dst + i * 2 * VEC_LANES);
 		}
 	}
 }
 
-/* ---- 8 bits: a vector is 4 columns of some rows ---- */
-
-VEC_INLINE vec fma_integers(const uint8_t *codes)
-{
-	return V(cvtepi32_ps)(V(cvtepi8_epi32)(ivec_bytes(codes)));
-}
+/* ---- 8 bits ---- */
 
 /* E4M3 has the mantissa and a part of the exponent of half precision: 2^-8 times the value,
  * exactly. */
-VEC_INLINE vec fma_e4m3(const uint8_t *codes)
+VEC_INLINE __m256i fma_halves(__m128i codes)
 {
-	const hvec all = H(set1_epi16)(0x3f80);
-	hvec v = H(cvtepi8_epi16)(ivec_bytes(codes));
-	hvec nan;
+	const __m256i all = _mm256_set1_epi16(0x3f80);
+	__m256i v = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7), nan;
 
-	v = HVEC(and)(H(slli_epi16)(v, 7), H(set1_epi16)((short)0xbf80));
-	nan = H(cmpeq_epi16)(HVEC(and)(v, all), all);
-	return V(cvtph_ps)(HVEC(or)(v, HVEC(and)(nan, H(set1_epi16)(0x7e00))));
+	v = _mm256_and_si256(v, _mm256_set1_epi16((short)0xbf80));
+	nan = _mm256_cmpeq_epi16(_mm256_and_si256(v, all), all);
+	return _mm256_or_si256(v, _mm256_and_si256(nan, _mm256_set1_epi16(0x7e00)));
+}
+
+#if VEC_LANES == 16
+/* 4 columns of 4 rows */
+VEC_INLINE vec fma_values8(const bool integers, const uint8_t *codes)
+{
+	__m128i c = ivec_bytes(codes);
+
+	return integers ? _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(c)) : _mm512_cvtph_ps(fma_halves(c));
 }
 
 VEC_INLINE void fma_decode8(const bool integers, const float scale[16], int64_t steps,
@@ -178,13 +227,53 @@ VEC_INLINE void fma_decode8(const bool integers, const float scale[16], int64_t 
 		for (int i = 0; i < DECODE_T; i++) {
 			const uint8_t *at = codes + i * VEC_LANES;
 			vec s = vec_load(lanes[i]);
-			vec a = integers ? fma_integers(at) : fma_e4m3(at);
-			vec b = integers ? fma_integers(at + 64) : fma_e4m3(at + 64);
+			vec a = fma_values8(integers, at), b = fma_values8(integers, at + 64);
 
 			ivec_store(dst + i * 2 * VEC_LANES, vec_bf16(vec_mul(a, s), vec_mul(b, s)));
 		}
 	}
 }
+#else
+/* A pair of rows, 8 codes of each, times their scales */
+VEC_INLINE ivec fma_pair8(const bool integers, __m128i codes, const float *scale)
+{
+	__m256i halves;
+	vec a, b;
+
+	if (integers) {
+		a = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes));
+		b = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(codes, 8)));
+	} else {
+		halves = fma_halves(codes);
+		a = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+		b = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+	}
+	return vec_bf16_pair(vec_mul(a, vec_set1(scale[0])), vec_mul(b, vec_set1(scale[1])));
+}
+
+VEC_INLINE void fma_decode8(const bool integers, const float scale[16], int64_t steps,
+			    const uint8_t *codes, uint16_t *dst)
+{
+	float by[16];
+
+	for (int i = 0; i < 16; i++)
+		by[i] = integers ? scale[i] : scale[i] * 0x1p8f;
+	for (; steps > 0; steps--, codes += 128, dst += 128) {
+		vec_prefetch_l1(codes + DECODE_AHEAD);
+		vec_prefetch_l1(codes + DECODE_AHEAD + 64);
+#pragma GCC unroll 4
+		for (int i = 0; i < 16; i += 4) { /* columns 0 to 3 of 4 rows, and 4 to 7 */
+			__m128i left = _mm_loadu_si128((const __m128i *)(codes + 4 * i));
+			__m128i right = _mm_loadu_si128((const __m128i *)(codes + 64 + 4 * i));
+			__m128i low = _mm_unpacklo_epi32(left, right);
+			__m128i high = _mm_unpackhi_epi32(left, right);
+
+			ivec_store(dst + 8 * i, fma_pair8(integers, low, by + i));
+			ivec_store(dst + 8 * i + 16, fma_pair8(integers, high, by + i + 2));
+		}
+	}
+}
+#endif
 
 static void fma_decode_integers(const float scale[16], int64_t steps, const uint8_t *codes,
 				uint16_t *dst)
@@ -225,7 +314,7 @@ static bool fma_decodes(const struct moe_coded_panel *p)
 	const struct moe_coding *c = p->coding;
 	const struct moe_format *f = c->format;
 
-	if (p->block != DECODE_STEP ||
+	if (p->layout != FMA_LAYOUT ||
 	    (p->groups > 1 && (c->group % DECODE_STEP || c->phase % DECODE_STEP)))
 		return false;
 	return f->bits == 4 ||

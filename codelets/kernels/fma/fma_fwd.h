@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * y = x W^T on blocks of 16 n x 8 k. A vector of weights holds 4 (AVX2: 2) rows n x 8 k: its even
- * and its odd elements, widened, are lanes of n x 4 k. The activation operand is a broadcast of the
- * 4 even or 4 odd k, so a forward panel's tile is [k/8][row][4 even, 4 odd]. Each n has 4 partial
- * sums, added up once at the end.
+ * y = x W^T on blocks of 16 n x 8 k; the halves of a vector of weights, its even and its odd
+ * elements, are widened by one instruction each.
  *
- * With 16 registers an AVX2 tile covers part of the 16 n only and goes over the panel in passes;
- * k is then cut so that what the passes read again stays in L1.
+ * AVX-512 (BLOCKS8): a vector holds 4 rows n, its halves are lanes of n x 4 k. The activation
+ * operand is a broadcast of the 4 even or 4 odd k, so a forward panel's tile is [k/8][row][4 even,
+ * 4 odd]. Each n has 4 partial sums, added up once at the end.
+ *
+ * AVX2 (PAIRS8): a vector holds two rows n side by side, its halves are 8 k of one n each. The
+ * activation operand is 8 k as they are; tiles are [k/8][row][8]. Each n has 8 partial sums. With
+ * 16 registers a tile covers part of the 16 n only and goes over the panel in passes; k is then cut
+ * so that what the passes read again stays in L1.
  */
 #ifndef MOE_CODELETS_KERNELS_FMA_FMA_FWD_H
 #define MOE_CODELETS_KERNELS_FMA_FMA_FWD_H
@@ -15,13 +19,16 @@
 
 #define FWD_ROWS 6
 #define FWD_BLOCK 128		 /* elements of 16 n x 8 k */
-#define FWD_VECS (4 * VEC_PANEL) /* accumulators of one row: 16 n x 4 partial sums */
+#define FWD_VECS (VEC_LANES == 16 ? 4 : 16) /* accumulators of one row: 16 n x 4 or 8 partial sums */
 #define FWD_AHEAD (VEC_PANEL > 1 ? 16384 : 8192)
 #define FWD_K (VEC_PANEL > 1 ? 512 : 1 << 30) /* k of one run where there are passes */
+#define FWD_STEP (VEC_PANEL > 1 ? 2 : 1)      /* blocks at a time; k is a multiple of 16 */
+#define FWD_FAR (4 << 20)		       /* bytes of x beyond which it is prefetched */
 
 /*
- * `lines` cache lines at `ahead` are prefetched into L2 per block, and where there are passes one
- * of the x that is read next: with a long k or many rows x comes from L3 for every panel.
+ * `lines` cache lines at `ahead` are prefetched into L2 per FWD_STEP blocks, and where there are
+ * passes one of the x that is read next, if all of x is too large for L2: then it comes from far
+ * for every panel.
  */
 struct fwd_run {
 	const float *x;
@@ -34,6 +41,7 @@ struct fwd_run {
 
 typedef void fwd_kernel(const struct fwd_run *run, float *acc);
 
+#if VEC_LANES == 16
 /* The even or the odd k of a block. Weights are held as registers allow, and activations are
  * broadcast again for the next group. */
 VEC_INLINE void fwd_half(const int rows, const int vecs, const int odd, const float *x,
@@ -59,6 +67,33 @@ VEC_INLINE void fwd_half(const int rows, const int vecs, const int odd, const fl
 	}
 }
 
+VEC_INLINE void fwd_block(const int rows, const int vecs, const float *x, const uint16_t *w,
+			  vec c[FWD_ROWS][FWD_VECS])
+{
+	fwd_half(rows, vecs, 0, x, w, c);
+	VEC_RELOAD();
+	fwd_half(rows, vecs, 1, x, w, c);
+}
+#else
+VEC_INLINE void fwd_block(const int rows, const int vecs, const float *x, const uint16_t *w,
+			  vec c[FWD_ROWS][FWD_VECS])
+{
+#pragma GCC unroll 8
+	for (int j = 0; j < vecs; j += 2, w += 2 * VEC_LANES) {
+		vec even = vec_even(w), odd = vec_odd(w), a;
+
+#pragma GCC unroll 6
+		for (int i = 0; i < rows; i++) {
+			a = vec_load(x + 8 * i);
+			VEC_FMA(c[i][j], even, a);
+			VEC_FMA(c[i][j + 1], odd, a);
+		}
+		if (rows > 1)
+			VEC_RELOAD();
+	}
+}
+#endif
+
 /* acc: [rows][FWD_VECS] vectors, this pass's first */
 VEC_INLINE void fwd_body(const int rows, const int vecs, const struct fwd_run *run, float *acc)
 {
@@ -80,18 +115,21 @@ VEC_INLINE void fwd_body(const int rows, const int vecs, const struct fwd_run *r
 #pragma GCC unroll 8
 			for (int j = 0; j < vecs; j++)
 				c[i][j] = vec_load(acc + (i * FWD_VECS + j) * VEC_LANES);
-	for (int k = run->blocks; k > 0; k--) {
+	for (int k = run->blocks; k > 0; k -= FWD_STEP) {
 		for (int l = 0; l < lines; l++, ahead += 64)
 			vec_prefetch_l2(ahead);
 		if (VEC_PANEL > 1 && x_ahead) {
 			vec_prefetch_l2((const char *)x_ahead);
-			x_ahead += 8 * rows;
+			x_ahead += 8 * FWD_STEP * rows;
 		}
-		fwd_half(rows, vecs, 0, x, w, c);
-		VEC_RELOAD();
-		fwd_half(rows, vecs, 1, x, w, c);
-		x += 8 * rows;
-		w += FWD_BLOCK;
+#pragma GCC unroll 2
+		for (int b = 0; b < FWD_STEP; b++) {
+			fwd_block(rows, vecs, x, w, c);
+			x += 8 * rows;
+			w += FWD_BLOCK;
+			if (FWD_STEP > 1)
+				VEC_RELOAD();
+		}
 	}
 #pragma GCC unroll 6
 	for (int i = 0; i < rows; i++)
@@ -106,9 +144,12 @@ VEC_INLINE void fwd_body(const int rows, const int vecs, const struct fwd_run *r
 		fwd_body(rows, vecs, run, acc);                                                    \
 	}
 
-/* Vectors of one pass: as many as the accumulators allow, so that weights are widened rarely. */
+/*
+ * Accumulators of a row in one pass, as many as registers allow, so that weights are widened and
+ * activations loaded rarely; FWD_PASSES: the logarithm of how many passes a panel takes.
+ */
 #if VEC_LANES == 16
-#define FWD_PASS(rows) 4
+#define FWD_PASSES(rows) 0
 FWD_KERNEL(1, 4)
 FWD_KERNEL(2, 4)
 FWD_KERNEL(3, 4)
@@ -116,10 +157,10 @@ FWD_KERNEL(4, 4)
 FWD_KERNEL(5, 4)
 FWD_KERNEL(6, 4)
 #else
-#define FWD_PASS(rows) ((rows) == 1 ? 8 : (rows) == 2 ? 4 : 2)
+#define FWD_PASSES(rows) ((rows) == 1 ? 1 : (rows) <= 3 ? 2 : 3)
 FWD_KERNEL(1, 8)
 FWD_KERNEL(2, 4)
-FWD_KERNEL(3, 2)
+FWD_KERNEL(3, 4)
 FWD_KERNEL(4, 2)
 FWD_KERNEL(5, 2)
 FWD_KERNEL(6, 2)
@@ -128,14 +169,17 @@ FWD_KERNEL(6, 2)
 static fwd_kernel *const fwd_kernels[FWD_ROWS + 1] = { NULL,  fwd_1, fwd_2, fwd_3,
 						       fwd_4, fwd_5, fwd_6 };
 
-/* All of one segment for one tile; `lines` of each block's 4 are prefetched, by all passes
- * together. */
+/*
+ * All of one segment for one tile; `lines` of each block's 4 are prefetched, by all passes together.
+ * There is no division between kernels: it would delay the next one's first loads.
+ */
 static void fwd_segment(const struct fma_tile *t, const struct moe_fwd_seg *seg, bool first,
-			const char *ahead, int lines, float *acc)
+			const char *ahead, int lines, bool far, float *acc)
 {
 	const float *x = (const float *)seg->x + t->row * seg->width + (int64_t)seg->col * t->rows;
-	int vecs = FWD_PASS(t->rows), passes = FWD_VECS / vecs;
+	const int log = FWD_PASSES(t->rows), vecs = FWD_VECS >> log;
 
+	lines *= FWD_STEP;
 	for (int k = 0; k < seg->k; k += FWD_K) {
 		int width = MOE_MIN(FWD_K, seg->k - k);
 		struct fwd_run run = { x + (int64_t)k * t->rows,
@@ -146,15 +190,16 @@ static void fwd_segment(const struct fma_tile *t, const struct moe_fwd_seg *seg,
 				       NULL,
 				       first };
 
-		for (int p = 0; p < passes; p++) {
-			run.lines = (p + 1) * lines / passes - p * lines / passes;
-			/* a block of x has rows / 2 lines: one a pass */
-			if (VEC_PANEL > 1)
-				run.x_ahead =
-					2 * p < t->rows ? run.x + FWD_K * t->rows + 16 * p : NULL;
+		for (int p = 0; p < 1 << log; p++) {
+			run.lines = ((p + 1) * lines >> log) - (p * lines >> log);
+			/* two blocks of x have as many lines as rows: one a pass */
+			if (far && p < t->rows)
+				run.x_ahead = run.x + FWD_K * t->rows + 16 * p;
+			else
+				run.x_ahead = NULL;
 			fwd_kernels[t->rows](&run, acc + p * vecs * VEC_LANES);
-			run.w += 2 * VEC_LANES * vecs;
-			run.ahead += (int64_t)run.lines * 64 * run.blocks;
+			run.w += FWD_BLOCK / FWD_VECS * vecs;
+			run.ahead += (int64_t)run.lines * 64 * (run.blocks / FWD_STEP);
 		}
 		ahead = run.ahead;
 		first = false;
@@ -171,6 +216,8 @@ static void fma_fwd(int m, const struct moe_fwd_seg *seg, int nseg, const uint16
 {
 	float acc[FWD_ROWS * FWD_VECS * VEC_LANES] __attribute__((aligned(64)));
 
+	bool far = VEC_PANEL > 1 && m * seg->width * (int64_t)sizeof(float) > FWD_FAR;
+
 	out = fma_out(out, y, ldy);
 	FMA_EACH_TILE(t, m, FWD_ROWS)
 	{
@@ -185,7 +232,7 @@ static void fma_fwd(int m, const struct moe_fwd_seg *seg, int nseg, const uint16
 		for (int s = 0; s < nseg; s++) {
 			if (!seg[s].k)
 				continue;
-			fwd_segment(&t, seg + s, first, ahead, s ? 0 : lines, acc);
+			fwd_segment(&t, seg + s, first, ahead, s ? 0 : lines, far, acc);
 			first = false;
 		}
 		if (first)

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Activation panels: forward [k/8][row][4 even, 4 odd] (fma_fwd.h), backward [n][row] (fma_bwd.h).
+/*
+ * Activation panels: forward [k/8][row][8], AVX-512 with the 4 even k first (fma_fwd.h), backward
+ * [n][row] (fma_bwd.h).
  */
 #ifndef MOE_CODELETS_KERNELS_FMA_FMA_PACK_H
 #define MOE_CODELETS_KERNELS_FMA_FMA_PACK_H
@@ -12,8 +14,9 @@ static int64_t source_row(const int32_t *token, int i)
 	return token ? token[i] : i;
 }
 
+#if VEC_LANES == 16
 /* 8 f32 as 4 even and 4 odd ones */
-VEC_INLINE void split8(const float *src, float *dst)
+VEC_INLINE void put8(const float *src, float *dst)
 {
 	__m128 a = _mm_loadu_ps(src), b = _mm_loadu_ps(src + 4);
 
@@ -21,7 +24,7 @@ VEC_INLINE void split8(const float *src, float *dst)
 	_mm_storeu_ps(dst + 4, _mm_shuffle_ps(a, b, 0xdd));
 }
 
-VEC_INLINE void split8_bf16(const uint16_t *src, float *dst)
+VEC_INLINE void put8_bf16(const uint16_t *src, float *dst)
 {
 	__m128i v = _mm_loadu_si128((const __m128i *)src);
 
@@ -29,8 +32,32 @@ VEC_INLINE void split8_bf16(const uint16_t *src, float *dst)
 	_mm_storeu_si128((__m128i *)(dst + 4), _mm_and_si128(v, _mm_set1_epi32((int)0xffff0000u)));
 }
 
+VEC_INLINE void get8(const float *src, float *dst)
+{
+	__m128 even = _mm_loadu_ps(src), odd = _mm_loadu_ps(src + 4);
+
+	_mm_storeu_ps(dst, _mm_unpacklo_ps(even, odd));
+	_mm_storeu_ps(dst + 4, _mm_unpackhi_ps(even, odd));
+}
+#else
+VEC_INLINE void put8(const float *src, float *dst)
+{
+	vec_store(dst, vec_load(src));
+}
+
+VEC_INLINE void put8_bf16(const uint16_t *src, float *dst)
+{
+	vec_store(dst, vec_widen(src, 8));
+}
+
+VEC_INLINE void get8(const float *src, float *dst)
+{
+	vec_store(dst, vec_load(src));
+}
+#endif
+
 /* The loop of both pack_fwd: blocks of 8 columns, the last one padded with zeros. */
-#define PACK_FWD(type, split8)                                                                     \
+#define PACK_FWD(type, put8)                                                                       \
 	FMA_EACH_TILE(t, m, FWD_ROWS)                                                              \
 	for (int i = 0; i < t.rows; i++) {                                                         \
 		const type *row = src + source_row(token, t.row + i) * ld;                         \
@@ -38,26 +65,26 @@ VEC_INLINE void split8_bf16(const uint16_t *src, float *dst)
 		int64_t j = 0;                                                                     \
                                                                                                    \
 		for (; j + 8 <= k; j += 8)                                                         \
-			split8(row + j, dst + j * t.rows);                                         \
+			put8(row + j, dst + j * t.rows);                                           \
 		for (; j < kp; j += 8) {                                                           \
 			type last[8] = { 0 };                                                      \
                                                                                                    \
 			for (int64_t l = j; l < k; l++)                                            \
 				last[l - j] = row[l];                                              \
-			split8(last, dst + j * t.rows);                                            \
+			put8(last, dst + j * t.rows);                                              \
 		}                                                                                  \
 	}
 
 static void fma_pack_fwd(int m, const float *src, int64_t ld, const int32_t *token, int64_t k,
 			 int64_t kp, void *panel, int64_t width, int64_t col)
 {
-	PACK_FWD(float, split8)
+	PACK_FWD(float, put8)
 }
 
 static void fma_pack_fwd_bf16(int m, const uint16_t *src, int64_t ld, const int32_t *token,
 			      int64_t k, int64_t kp, void *panel, int64_t width, int64_t col)
 {
-	PACK_FWD(uint16_t, split8_bf16)
+	PACK_FWD(uint16_t, put8_bf16)
 }
 
 static void fma_unpack_fwd(int m, const void *panel, int64_t width, int64_t col, int64_t k,
@@ -69,15 +96,14 @@ static void fma_unpack_fwd(int m, const void *panel, int64_t width, int64_t col,
 		float *row = dst + (t.row + i) * ld;
 		int64_t j = 0;
 
-		for (; j + 8 <= k; j += 8) {
-			__m128 even = _mm_loadu_ps(src + j * t.rows);
-			__m128 odd = _mm_loadu_ps(src + j * t.rows + 4);
+		for (; j + 8 <= k; j += 8)
+			get8(src + j * t.rows, row + j);
+		if (j < k) {
+			float last[8];
 
-			_mm_storeu_ps(row + j, _mm_unpacklo_ps(even, odd));
-			_mm_storeu_ps(row + j + 4, _mm_unpackhi_ps(even, odd));
+			get8(src + j * t.rows, last);
+			memcpy(row + j, last, (size_t)(k - j) * sizeof *last);
 		}
-		for (int64_t l = j; l < k; l++)
-			row[l] = src[j * t.rows + (l - j) / 2 + (l - j) % 2 * 4];
 	}
 }
 

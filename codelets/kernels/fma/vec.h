@@ -48,6 +48,7 @@ VEC_INLINE void vec_prefetch_l2(const void *p)
 #if defined(__AVX512F__)
 
 #define VEC_LANES 16
+#define FMA_LAYOUT MOE_LAYOUT_BLOCKS8
 #define VEC_HELD 4 /* weight vectors in registers beside the accumulators */
 typedef __m512 vec;
 
@@ -142,6 +143,7 @@ VEC_INLINE void vec_fold16(const vec v[4], vec out[1])
 #elif defined(__AVX2__)
 
 #define VEC_LANES 8
+#define FMA_LAYOUT MOE_LAYOUT_PAIRS8
 #define VEC_HELD 2
 typedef __m256 vec;
 
@@ -178,11 +180,6 @@ VEC_INLINE vec vec_mul(vec a, vec b)
 VEC_INLINE vec vec_set1(float f)
 {
 	return _mm256_set1_ps(f);
-}
-
-VEC_INLINE vec vec_broadcast4(const float *p)
-{
-	return _mm256_broadcast_ps((const __m128 *)p);
 }
 
 VEC_INLINE vec vec_even(const uint16_t *p)
@@ -223,16 +220,29 @@ VEC_INLINE void vec_store_part(float *p, int n, vec v)
 	_mm256_maskstore_ps(p, vec_part_mask(n), v);
 }
 
-/* v[j] holds 4 partial sums each of columns 2 j and 2 j + 1; the 16 sums go to out. */
-VEC_INLINE void vec_fold16(const vec v[8], vec out[2])
+/* The 8 sums of v[0..8), each of 8 partial ones */
+VEC_INLINE vec vec_fold8(const vec v[8])
 {
-	const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+	vec four[2];
 
-	for (int h = 0; h < 2; h++, v += 4) {
-		vec ab = _mm256_hadd_ps(v[0], v[1]), cd = _mm256_hadd_ps(v[2], v[3]);
+	for (int i = 0; i < 2; i++, v += 4) {
+		vec ab = _mm256_add_ps(_mm256_unpacklo_ps(v[0], v[1]),
+				       _mm256_unpackhi_ps(v[0], v[1]));
+		vec cd = _mm256_add_ps(_mm256_unpacklo_ps(v[2], v[3]),
+				       _mm256_unpackhi_ps(v[2], v[3]));
 
-		out[h] = _mm256_permutevar8x32_ps(_mm256_hadd_ps(ab, cd), order);
+		four[i] = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44),
+					_mm256_shuffle_ps(ab, cd, 0xee));
 	}
+	return _mm256_add_ps(_mm256_permute2f128_ps(four[0], four[1], 0x20),
+			     _mm256_permute2f128_ps(four[0], four[1], 0x31));
+}
+
+/* v[j] holds 8 partial sums of column j; the 16 sums go to out. */
+VEC_INLINE void vec_fold16(const vec v[16], vec out[2])
+{
+	out[0] = vec_fold8(v);
+	out[1] = vec_fold8(v + 8);
 }
 
 #else

@@ -42,21 +42,29 @@ VEC_INLINE __m128i ivec_bytes(const void *p)
 			       : _mm_loadl_epi64((const __m128i *)p);
 }
 
-/* bf16 bits of normal numbers (or 0, infinities, quiet NaN), rounded to nearest even, in the low
+/* bf16 bits of normal numbers (or 0, infinities, quiet NaN), rounded to nearest even, in the high
  * half of each dword */
 VEC_INLINE ivec vec_rounded(vec v)
 {
 	ivec bits = IVEC(castps)(v), odd = IVEC(and)(V(srli_epi32)(bits, 16), V(set1_epi32)(1));
 
-	bits = V(add_epi32)(V(add_epi32)(bits, V(set1_epi32)(0x7fff)), odd);
-	return V(srli_epi32)(bits, 16);
+	return V(add_epi32)(V(add_epi32)(bits, V(set1_epi32)(0x7fff)), odd);
 }
 
 /* In each 128 bits: 4 of a, then 4 of b */
 VEC_INLINE ivec vec_bf16(vec a, vec b)
 {
-	return V(packus_epi32)(vec_rounded(a), vec_rounded(b));
+	return V(packus_epi32)(V(srli_epi32)(vec_rounded(a), 16),
+			       V(srli_epi32)(vec_rounded(b), 16));
 }
+
+#if VEC_LANES == 8
+/* Each of a beside its neighbour of b: a pair of rows (MOE_LAYOUT_PAIRS8) */
+VEC_INLINE ivec vec_bf16_pair(vec a, vec b)
+{
+	return _mm256_blend_epi16(_mm256_srli_epi32(vec_rounded(a), 16), vec_rounded(b), 0xaa);
+}
+#endif
 
 /* In each 128 bits: the low bytes of its words, then the high ones */
 VEC_INLINE ivec ivec_split_bytes(ivec words)

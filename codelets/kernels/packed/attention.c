@@ -107,10 +107,8 @@ static size_t at_k(const struct call *c, int row, int kv_head)
 /* n rows of dim as a packed weight */
 static void pack_weight(const struct call *c, int n, const float *src, int64_t ld, uint16_t *w)
 {
-	int64_t block = c->t->layout == MOE_LAYOUT_BLOCKS32 ? 32 : 8;
-
 	for (int i = 0; i < n; i += MOE_PACK_N, w += moe_packed_stride(c->kp))
-		c->ops->pack_rows(block, MOE_MIN(MOE_PACK_N, n - i), c->a->dim, c->kp, src + i * ld,
+		c->ops->pack_rows(c->t->layout, MOE_MIN(MOE_PACK_N, n - i), c->a->dim, c->kp, src + i * ld,
 				  ld, 1, w);
 }
 

@@ -9,11 +9,6 @@
 #define FETCH_PANELS 12	   /* from a panel to what is prefetched of a slice */
 #define SLICE_BYTES 262144 /* of decoded columns: a part of the L2 cache */
 
-static int64_t block_of(enum moe_layout layout)
-{
-	return layout == MOE_LAYOUT_BLOCKS32 ? 32 : 8;
-}
-
 static size_t line(size_t bytes)
 {
 	return (bytes + 63) & ~(size_t)63;
@@ -53,12 +48,6 @@ enum moe_layout moe_coded_order(const struct moe_kernels *table)
 }
 
 /* ---- packing ---- */
-
-/* Element of (row, column) in a plain panel. */
-static inline int64_t element(int64_t block, int64_t n, int64_t k)
-{
-	return k / block * block * MOE_PACK_N + n * block + k % block;
-}
 
 static void put_codes(int bits, int64_t n, int64_t k0, int64_t k, const uint8_t *code,
 		      uint8_t *codes)
@@ -162,7 +151,7 @@ struct moe_coded_panel moe_coded_panel(const struct moe_weight *W, int64_t index
 	struct moe_coded_layout l = moe_coded_layout(&W->coding, W->k);
 	const uint8_t *base = (const uint8_t *)W->data + (size_t)index * l.stride;
 
-	return (struct moe_coded_panel){ &W->coding,	block_of(W->layout),
+	return (struct moe_coded_panel){ &W->coding,	W->layout,
 					 W->k,		moe_groups(&W->coding, W->k),
 					 base,		base + l.zero,
 					 base + l.codes };
@@ -251,18 +240,21 @@ static void decode_steps(const struct moe_coded_panel *p, int64_t k0, int64_t ne
 {
 	const struct moe_format *f = p->coding->format;
 	const uint8_t *codes = p->codes + MOE_PACK_N * k0 * f->bits / 8;
+	int64_t block = moe_layout_k(p->layout);
 	uint16_t table[MOE_PACK_N][16];
 
 	for (int n = 0; n < MOE_PACK_N && f->bits == 4; n++)
 		for (int c = 0; c < 16; c++)
 			table[n][c] = to_bf16((f->values[c] - zero[n]) * scale[n]);
-	for (int64_t k = k0, start = k0 / p->block * p->block; k < next; k += STEP) {
-		uint16_t *to = dst + (k / p->block * p->block - start) * MOE_PACK_N + k % p->block;
+	for (int64_t k = k0, start = k0 / block * block; k < next; k += STEP) {
+		uint16_t *to = dst + (k / block * block - start) * MOE_PACK_N + k % block;
 
 		if (f->bits == 4)
-			nibbles(table, p->block, codes, to);
+			nibbles(table, block, codes, to);
 		else
-			bytes(f->values, scale, zero, p->block, codes, to);
+			bytes(f->values, scale, zero, block, codes, to);
+		if (p->layout == MOE_LAYOUT_PAIRS8)
+			moe_pair_rows(to, STEP * MOE_PACK_N);
 		codes += STEP * MOE_PACK_N * f->bits / 8;
 	}
 }
@@ -271,6 +263,7 @@ static void decode_steps(const struct moe_coded_panel *p, int64_t k0, int64_t ne
 static void decode_group(const struct moe_coded_panel *p, int64_t k0, int64_t next, uint16_t *dst)
 {
 	const struct moe_format *f = p->coding->format;
+	int64_t block = moe_layout_k(p->layout);
 	float scale[MOE_PACK_N], zero[MOE_PACK_N];
 
 	moe_coded_scales(p, group_of(p, k0), scale);
@@ -281,17 +274,19 @@ static void decode_group(const struct moe_coded_panel *p, int64_t k0, int64_t ne
 	}
 	for (int n = 0; n < MOE_PACK_N; n++)
 		for (int64_t i = k0; i < next; i++)
-			dst[element(p->block, n, i) - k0 / p->block * p->block * MOE_PACK_N] =
+			dst[moe_panel_at(p->layout, n, i) - k0 / block * block * MOE_PACK_N] =
 				to_bf16((f->values[moe_code_at(p->codes, f->bits, n, i)] - zero[n]) *
 					scale[n]);
 }
 
 void moe_coded_decode(const struct moe_coded_panel *p, int64_t k0, int64_t k, uint16_t *dst)
 {
+	int64_t block = moe_layout_k(p->layout);
+
 	for (int64_t first = k0, end = k0 + k, next; k0 < end; k0 = next) {
 		next = MOE_MIN(end, group_end(p, k0));
 		/* a block that a group begins in the middle of is addressed from its start */
-		decode_group(p, k0, next, dst + (k0 / p->block * p->block - first) * MOE_PACK_N);
+		decode_group(p, k0, next, dst + (k0 / block * block - first) * MOE_PACK_N);
 	}
 }
 

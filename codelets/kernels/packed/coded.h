@@ -64,7 +64,7 @@ uint8_t moe_zero_code(const struct moe_format *f, float zero);
 /* A panel of W, ready for decoders. */
 struct moe_coded_panel {
 	const struct moe_coding *coding;
-	int64_t block; /* 8 or 32: k of a block of the layout */
+	enum moe_layout layout; /* of what it decodes to */
 	int64_t k, groups;
 	const uint8_t *scale, *zero, *codes;
 };

@@ -5,6 +5,8 @@
 
 #include "codelets/kernels/packed/tiles.h"
 
+#include <string.h>
+
 /*
  * 192 bytes between panels whose stride is a multiple of 2 KB, which would put all panels of a
  * column in a half of the L1's sets or fewer. With 128 bytes and k = 2048 the 96 panels of a slice
@@ -28,6 +30,46 @@ static inline int64_t moe_packed_stride(int64_t kp)
 static inline int64_t moe_packed_panels(int64_t n)
 {
 	return (n + MOE_PACK_N - 1) / MOE_PACK_N;
+}
+
+/* k of a block */
+static inline int64_t moe_layout_k(enum moe_layout layout)
+{
+	return layout == MOE_LAYOUT_BLOCKS32 ? 32 : 8;
+}
+
+/* Element (n, k) of a panel, n below MOE_PACK_N */
+static inline int64_t moe_panel_at(enum moe_layout layout, int64_t n, int64_t k)
+{
+	int64_t block = moe_layout_k(layout);
+
+	if (layout == MOE_LAYOUT_PAIRS8)
+		return k / 8 * 8 * MOE_PACK_N + n / 2 * 16 + k % 8 * 2 + n % 2;
+	return k / block * block * MOE_PACK_N + n * block + k % block;
+}
+
+typedef uint16_t moe_run8 __attribute__((vector_size(16))); /* 8 columns of a row */
+
+/* Two rows side by side: PAIRS8's 16 elements */
+static inline void moe_put_pair(moe_run8 a, moe_run8 b, uint16_t *dst)
+{
+	moe_run8 low = __builtin_shuffle(a, b, (moe_run8){ 0, 8, 1, 9, 2, 10, 3, 11 });
+	moe_run8 high = __builtin_shuffle(a, b, (moe_run8){ 4, 12, 5, 13, 6, 14, 7, 15 });
+
+	memcpy(dst, &low, sizeof low);
+	memcpy(dst + 8, &high, sizeof high);
+}
+
+/* Blocks from BLOCKS8 to PAIRS8, in place */
+static inline void moe_pair_rows(uint16_t *block, int64_t elements)
+{
+	for (; elements > 0; elements -= 16, block += 16) {
+		moe_run8 a, b;
+
+		memcpy(&a, block, sizeof a);
+		memcpy(&b, block + 8, sizeof b);
+		moe_put_pair(a, b, block);
+	}
 }
 
 static inline size_t moe_packed_bytes(int64_t n, int64_t kp)

@@ -14,7 +14,7 @@
 /* The table's own conversions, as in struct moe_kernels and elementwise.h. */
 typedef void moe_to_bf16(int m, int64_t n, const float *x, int64_t ldx, uint16_t *dst,
 			 int64_t ld16);
-typedef void moe_pack_rows(int64_t block, int rows, int64_t k, int64_t kp, const float *src,
+typedef void moe_pack_rows(enum moe_layout layout, int rows, int64_t k, int64_t kp, const float *src,
 			   int64_t ld, float scale, uint16_t *dst);
 
 /* weights.c */

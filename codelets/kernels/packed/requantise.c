@@ -158,14 +158,12 @@ void moe_requantise_matrix(const struct moe_coded_matrix *m, int64_t n0, int64_t
 void moe_plain_values(const struct moe_weight *W, int64_t n0, int64_t n, int64_t k0, int64_t k,
 		      float *dst, int64_t ld)
 {
-	int64_t block = W->layout == MOE_LAYOUT_BLOCKS32 ? 32 : 8;
+	int64_t block = moe_layout_k(W->layout);
 	int64_t stride = moe_packed_stride(moe_round_up(W->k, MOE_PACK_K));
 	size_t size = moe_dtype_size(W->dtype);
 
 	for (int64_t i = n0; i < n0 + n; i++, dst += ld) {
-		const char *panel =
-			(const char *)W->data +
-			(size_t)(i / MOE_PACK_N * stride + i % MOE_PACK_N * block) * size;
+		const char *panel = (const char *)W->data + (size_t)(i / MOE_PACK_N * stride) * size;
 
 		if (W->layout == MOE_LAYOUT_ROWS) {
 			moe_to_f32(dst, (const char *)W->data + (size_t)(i * W->k + k0) * size,
@@ -173,11 +171,16 @@ void moe_plain_values(const struct moe_weight *W, int64_t n0, int64_t n, int64_t
 			continue;
 		}
 		for (int64_t j = k0, next; j < k0 + k; j = next) {
+			const char *from = panel + (size_t)moe_panel_at(W->layout, i % MOE_PACK_N, j) * size;
+			uint16_t run[8];
+
 			next = MOE_MIN(k0 + k, (j / block + 1) * block);
-			moe_to_f32(dst + j - k0,
-				   panel + (size_t)(j / block * block * MOE_PACK_N + j % block) *
-						   size,
-				   W->dtype, (size_t)(next - j));
+			if (W->layout == MOE_LAYOUT_PAIRS8) {
+				for (int64_t l = 0; l < next - j; l++)
+					memcpy(run + l, from + 2 * l * (int64_t)sizeof *run, sizeof *run);
+				from = (const char *)run;
+			}
+			moe_to_f32(dst + j - k0, from, W->dtype, (size_t)(next - j));
 		}
 	}
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Transposed copies for the backward: W^T of a packed W, and packed A^T and B^T of LoRA masters. In
- * every block layout a square of 8 n x 8 k is 8 runs of 16 bytes, so that both sides are moved in
- * such squares.
+ * every block layout a square of 8 n x 8 k is 8 runs of 16 bytes (PAIRS8: of 2 rows x 4 k), so that
+ * both sides are moved in such squares.
  */
 #include "codelets/kernels/packed/packed.h"
 
@@ -17,17 +17,6 @@ typedef uint16_t vec8 __attribute__((vector_size(16)));
 typedef uint32_t vec4 __attribute__((vector_size(16)));
 typedef uint64_t vec2 __attribute__((vector_size(16)));
 
-static int64_t block_k(const struct moe_tiles *t)
-{
-	return t->layout == MOE_LAYOUT_BLOCKS32 ? 32 : 8;
-}
-
-/* Element (n, k) of a panel, both multiples of SIDE; rows of the square are `block` apart. */
-static int64_t square_at(int64_t block, int64_t n, int64_t k)
-{
-	return k / block * block * MOE_PACK_N + n * block + k % block;
-}
-
 static inline void put(uint16_t *to, vec2 v, bool stream)
 {
 #ifdef __SSE2__
@@ -39,16 +28,46 @@ static inline void put(uint16_t *to, vec2 v, bool stream)
 	memcpy(to, &v, sizeof v);
 }
 
-/* Three rounds of interleaving: elements, pairs, fours. */
-static inline void transpose(const uint16_t *src, int64_t ld, uint16_t *dst, int64_t ld_dst,
+/* Rows i and i + 1 of a square of PAIRS8 */
+static inline void split_pair(const uint16_t *src, vec8 row[2])
+{
+	vec8 low, high;
+
+	memcpy(&low, src, sizeof low);
+	memcpy(&high, src + 8, sizeof high);
+	row[0] = __builtin_shuffle(low, high, (vec8){ 0, 2, 4, 6, 8, 10, 12, 14 });
+	row[1] = __builtin_shuffle(low, high, (vec8){ 1, 3, 5, 7, 9, 11, 13, 15 });
+}
+
+/* Rows i and i + 1 of the result, `ld` apart or as a pair */
+static inline void put_rows(const bool pairs, vec2 a, vec2 b, uint16_t *dst, int64_t ld, bool stream)
+{
+	if (pairs) {
+		vec8 low = __builtin_shuffle((vec8)a, (vec8)b, (vec8){ 0, 8, 1, 9, 2, 10, 3, 11 });
+		vec8 high = __builtin_shuffle((vec8)a, (vec8)b, (vec8){ 4, 12, 5, 13, 6, 14, 7, 15 });
+
+		a = (vec2)low;
+		b = (vec2)high;
+	}
+	put(dst, a, stream);
+	put(dst + ld, b, stream);
+}
+
+/* Three rounds of interleaving: elements, pairs, fours. Rows lie `ld` apart on both sides, or in pairs. */
+static inline void transpose(const bool pairs, const uint16_t *src, int64_t ld, uint16_t *dst,
 			     bool stream)
 {
 	vec8 r[SIDE], a[SIDE];
 	vec4 b[SIDE];
 
-#pragma GCC unroll 8
-	for (int i = 0; i < SIDE; i++)
-		memcpy(&r[i], src + i * ld, sizeof r[i]);
+#pragma GCC unroll 4
+	for (int i = 0; i < SIDE; i += 2)
+		if (pairs) {
+			split_pair(src + i * ld, r + i);
+		} else {
+			memcpy(&r[i], src + i * ld, sizeof r[i]);
+			memcpy(&r[i + 1], src + (i + 1) * ld, sizeof r[i + 1]);
+		}
 #pragma GCC unroll 4
 	for (int i = 0; i < SIDE; i += 2) { /* rows i, i + 1: pairs of columns 0-3, 4-7 */
 		a[i] = __builtin_shuffle(r[i], r[i + 1], (vec8){ 0, 8, 1, 9, 2, 10, 3, 11 });
@@ -68,49 +87,51 @@ static inline void transpose(const uint16_t *src, int64_t ld, uint16_t *dst, int
 	for (int i = 0; i < SIDE / 2; i++) {
 		vec2 low = (vec2)b[i], high = (vec2)b[i + 4];
 
-		put(dst + 2 * i * ld_dst, __builtin_shuffle(low, high, (vec2){ 0, 2 }), stream);
-		put(dst + (2 * i + 1) * ld_dst, __builtin_shuffle(low, high, (vec2){ 1, 3 }),
-		    stream);
+		put_rows(pairs, __builtin_shuffle(low, high, (vec2){ 0, 2 }),
+			 __builtin_shuffle(low, high, (vec2){ 1, 3 }), dst + 2 * i * ld, ld, stream);
 	}
 }
 
 /* 16 rows n of 16 columns k, rows ld apart, into columns n.. of 16 rows k of a panel */
-static inline void transpose16(const uint16_t *src, int64_t ld, int64_t step, uint16_t *dst,
-			       int64_t block, int64_t n, bool stream)
+static inline void transpose16(enum moe_layout layout, const uint16_t *src, uint16_t *dst, int64_t n,
+			       bool stream)
 {
+	const int64_t ld = moe_layout_k(layout);
+
 #pragma GCC unroll 2
 	for (int i = 0; i < MOE_PACK_N; i += SIDE)
 #pragma GCC unroll 2
 		for (int j = 0; j < MOE_PACK_N; j += SIDE)
-			transpose(src + i * ld + j / SIDE * step, ld,
-				  dst + square_at(block, j, n + i), block, stream);
+			transpose(layout == MOE_LAYOUT_PAIRS8, src + moe_panel_at(layout, i, j), ld,
+				  dst + moe_panel_at(layout, j, n + i), stream);
 }
 
 /* Columns from..to of a panel of rows; both multiples of 16. */
-static void clear_columns(int64_t block, uint16_t *panel, int64_t from, int64_t to)
+static void clear_columns(enum moe_layout layout, uint16_t *panel, int64_t from, int64_t to)
 {
 	for (int64_t k = from; k < to; k += SIDE)
 		for (int n = 0; n < MOE_PACK_N; n++)
-			memset(panel + square_at(block, n, k), 0, SIDE * sizeof *panel);
+			for (int i = 0; i < SIDE; i++)
+				panel[moe_panel_at(layout, n, k + i)] = 0;
 }
 
 /*
  * One panel of W after the other: it is read in order, and each square of 16 goes to another panel
  * of W^T, by whole cache lines where blocks have 8 columns.
  */
-static inline void transpose_weight(int64_t block, const struct moe_weight *W, uint16_t *to)
+static inline void transpose_weight(enum moe_layout layout, const struct moe_weight *W, uint16_t *to)
 {
 	int64_t kp = moe_round_up(W->k, MOE_PACK_K), np = moe_round_up(W->n, MOE_PACK_K);
 	int64_t rows = moe_round_up(W->n, MOE_PACK_N), cols = moe_round_up(W->k, MOE_PACK_N);
-	int64_t stride = moe_packed_stride(np), step = block == SIDE ? SIDE * MOE_PACK_N : SIDE;
+	int64_t stride = moe_packed_stride(np);
 	const uint16_t *panel = W->data;
 
 	for (int64_t n = 0; n < rows; n += MOE_PACK_N, panel += moe_packed_stride(kp))
 		for (int64_t k = 0; k < cols; k += MOE_PACK_N)
-			transpose16(panel + square_at(block, 0, k), block, step,
-				    to + k / MOE_PACK_N * stride, block, n, block == SIDE);
+			transpose16(layout, panel + moe_panel_at(layout, 0, k), to + k / MOE_PACK_N * stride, n,
+				    moe_layout_k(layout) == SIDE);
 	for (int64_t k = 0; k < cols && rows < np; k += MOE_PACK_N)
-		clear_columns(block, to + k / MOE_PACK_N * stride, rows, np);
+		clear_columns(layout, to + k / MOE_PACK_N * stride, rows, np);
 #ifdef __SSE2__
 	_mm_sfence();
 #endif
@@ -119,30 +140,35 @@ static inline void transpose_weight(int64_t block, const struct moe_weight *W, u
 void moe_packed_weight_transpose(const struct moe_tiles *t, const struct moe_weight *W, void *dst)
 {
 	MOE_ASSERT(W->layout == t->layout);
-	if (block_k(t) == SIDE)
-		transpose_weight(SIDE, W, dst);
-	else
-		transpose_weight(32, W, dst);
+	switch (t->layout) { /* a constant for each */
+	case MOE_LAYOUT_BLOCKS8:
+		transpose_weight(MOE_LAYOUT_BLOCKS8, W, dst);
+		break;
+	case MOE_LAYOUT_PAIRS8:
+		transpose_weight(MOE_LAYOUT_PAIRS8, W, dst);
+		break;
+	default:
+		transpose_weight(MOE_LAYOUT_BLOCKS32, W, dst);
+	}
 }
 
 void moe_packed_lora_pack_t(const struct moe_tiles *t, moe_pack_rows *pack, enum moe_lora_side side,
 			    const float *src, int64_t n, int64_t k, int64_t n0, int64_t n1,
 			    float scale, void *dst)
 {
-	int64_t block = block_k(t), end = MOE_MIN(n1, n), cols = moe_round_up(k, MOE_PACK_N);
+	int64_t end = MOE_MIN(n1, n), cols = moe_round_up(k, MOE_PACK_N);
 	int64_t width = moe_round_up(n, side == MOE_LORA_B ? MOE_PACK_K : t->lora_pad);
-	int64_t stride = moe_packed_stride(width), step = block == SIDE ? SIDE * MOE_PACK_N : SIDE;
+	int64_t stride = moe_packed_stride(width);
 
 	MOE_ASSERT(n0 % MOE_PACK_N == 0);
 	for (int64_t first = n0; first < end; first += MOE_PACK_N)
 		for (int64_t k0 = 0; k0 < cols; k0 += STRIP) {
 			uint16_t strip[MOE_PACK_N * STRIP]; /* packed as they stand */
 
-			pack(block, (int)MOE_MIN(MOE_PACK_N, n - first), MOE_MIN(STRIP, k - k0),
+			pack(t->layout, (int)MOE_MIN(MOE_PACK_N, n - first), MOE_MIN(STRIP, k - k0),
 			     STRIP, src + first * k + k0, k, scale, strip);
 			for (int64_t j = 0; j < MOE_MIN(STRIP, cols - k0); j += MOE_PACK_N)
-				transpose16(strip + square_at(block, 0, j), block, step,
-					    (uint16_t *)dst + (k0 + j) / MOE_PACK_N * stride, block,
-					    first, false);
+				transpose16(t->layout, strip + moe_panel_at(t->layout, 0, j),
+					    (uint16_t *)dst + (k0 + j) / MOE_PACK_N * stride, first, false);
 		}
 }

@@ -2,6 +2,7 @@
 /* Packing of weights and LoRA matrices into panels of 16 rows, and back. */
 #include "codelets/kernels/packed/coded.h"
 #include "codelets/kernels/packed/packed.h"
+#include "codelets/kernels/packed/requantise.h"
 
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -11,11 +12,6 @@
 #define STREAM_LINE 64	    /* columns streamed at a time */
 #define STREAM_AHEAD 128    /* columns between a read and its prefetch */
 #define STREAM_BYTES 524288 /* smaller weights stay in the caches */
-
-static int64_t block_k(const struct moe_tiles *t)
-{
-	return t->layout == MOE_LAYOUT_BLOCKS32 ? 32 : 8;
-}
 
 static int64_t lora_width(const struct moe_tiles *t, enum moe_lora_side side, int64_t k)
 {
@@ -32,11 +28,37 @@ static inline void pack_line(const int block, const int line, const uint16_t *co
 			       (size_t)block * sizeof *dst);
 }
 
+/* The same of PAIRS8 */
+static inline void pack_pairs(const int line, const uint16_t *const *row, int rows, int64_t k0,
+			      uint16_t *dst)
+{
+	for (int n = 0; n < rows; n += 2)
+		for (int b = 0; b < line; b += 8) {
+			moe_run8 first, second = { 0 };
+
+			memcpy(&first, row[n] + k0 + b, sizeof first);
+			if (n + 1 < rows)
+				memcpy(&second, row[n + 1] + k0 + b, sizeof second);
+			moe_put_pair(first, second, dst + b * MOE_PACK_N + n * 8);
+		}
+}
+
+static inline void pack_columns(enum moe_layout layout, const int width, const uint16_t *const *row,
+				int rows, int64_t k0, uint16_t *dst)
+{
+	if (layout == MOE_LAYOUT_PAIRS8)
+		pack_pairs(width, row, rows, k0, dst);
+	else if (layout == MOE_LAYOUT_BLOCKS32)
+		pack_line(32, width, row, rows, k0, dst);
+	else
+		pack_line(8, width, row, rows, k0, dst);
+}
+
 /*
  * Rows of k columns into one panel's blocks; k a multiple of MOE_PACK_K or, for blocks of 8, of 16.
  * Reads whole cache lines of each row.
  */
-static void pack_panel(int64_t block, const uint16_t *const *row, int rows, int64_t k,
+static void pack_panel(enum moe_layout layout, const uint16_t *const *row, int rows, int64_t k,
 		       uint16_t *dst)
 {
 	int64_t k0 = 0;
@@ -44,12 +66,9 @@ static void pack_panel(int64_t block, const uint16_t *const *row, int rows, int6
 	if (rows < MOE_PACK_N)
 		memset(dst, 0, (size_t)(MOE_PACK_N * k) * sizeof *dst);
 	for (; k0 + 32 <= k; k0 += 32, dst += MOE_PACK_N * 32)
-		if (block == 8)
-			pack_line(8, 32, row, rows, k0, dst);
-		else
-			pack_line(32, 32, row, rows, k0, dst);
+		pack_columns(layout, 32, row, rows, k0, dst);
 	if (k0 < k)
-		pack_line(8, 16, row, rows, k0, dst);
+		pack_columns(layout, 16, row, rows, k0, dst);
 }
 
 #ifdef __SSE2__
@@ -62,15 +81,12 @@ static inline void stream_out(const uint16_t *line, int64_t n, uint16_t *dst)
 }
 
 /* `width` columns of 16 rows, past the caches */
-static inline void stream_line(int64_t block, const int width, const uint16_t *const *row,
+static inline void stream_line(enum moe_layout layout, const int width, const uint16_t *const *row,
 			       int64_t k0, uint16_t *dst)
 {
 	_Alignas(64) uint16_t line[MOE_PACK_N * STREAM_LINE];
 
-	if (block == 8)
-		pack_line(8, width, row, MOE_PACK_N, k0, line);
-	else
-		pack_line(32, width, row, MOE_PACK_N, k0, line);
+	pack_columns(layout, width, row, MOE_PACK_N, k0, line);
 	stream_out(line, MOE_PACK_N * width, dst);
 }
 
@@ -78,7 +94,7 @@ static inline void stream_line(int64_t block, const int width, const uint16_t *c
  * pack_panel for weights that will not be read soon: without reading the lines that are written,
  * memory moves a third less. What is read next, in the end of the next panel, has to be told.
  */
-static void stream_panel(int64_t block, const uint16_t *const row[MOE_PACK_N], int64_t ld,
+static void stream_panel(enum moe_layout layout, const uint16_t *const row[MOE_PACK_N], int64_t ld,
 			 int64_t k, uint16_t *dst)
 {
 	int64_t k0 = 0;
@@ -90,28 +106,28 @@ static void stream_panel(int64_t block, const uint16_t *const row[MOE_PACK_N], i
 		for (int n = 0; n < MOE_PACK_N; n++)
 			for (int i = 0; i < STREAM_LINE; i += 32)
 				__builtin_prefetch(row[n] + ahead + i);
-		stream_line(block, STREAM_LINE, row, k0, dst);
+		stream_line(layout, STREAM_LINE, row, k0, dst);
 	}
 	for (; k0 < k; k0 += 32, dst += MOE_PACK_N * 32)
-		stream_line(block, 32, row, k0, dst);
+		stream_line(layout, 32, row, k0, dst);
 }
 
 /* The same of rows that were converted. */
-static void stream_strip(int64_t block, const uint16_t *const row[MOE_PACK_N], int64_t width,
+static void stream_strip(enum moe_layout layout, const uint16_t *const row[MOE_PACK_N], int64_t width,
 			 uint16_t *dst)
 {
 	int64_t k0 = 0;
 
 	for (; k0 + STREAM_LINE <= width; k0 += STREAM_LINE)
-		stream_line(block, STREAM_LINE, row, k0, dst + MOE_PACK_N * k0);
+		stream_line(layout, STREAM_LINE, row, k0, dst + MOE_PACK_N * k0);
 	for (; k0 + 32 <= width; k0 += 32)
-		stream_line(block, 32, row, k0, dst + MOE_PACK_N * k0);
+		stream_line(layout, 32, row, k0, dst + MOE_PACK_N * k0);
 	if (k0 < width) {
 		const uint16_t *rest[MOE_PACK_N];
 
 		for (int n = 0; n < MOE_PACK_N; n++)
 			rest[n] = row[n] + k0;
-		pack_panel(block, rest, MOE_PACK_N, width - k0, dst + MOE_PACK_N * k0);
+		pack_panel(layout, rest, MOE_PACK_N, width - k0, dst + MOE_PACK_N * k0);
 	}
 }
 
@@ -120,17 +136,17 @@ static void stream_fence(void)
 	_mm_sfence();
 }
 #else
-static void stream_strip(int64_t block, const uint16_t *const row[MOE_PACK_N], int64_t width,
+static void stream_strip(enum moe_layout layout, const uint16_t *const row[MOE_PACK_N], int64_t width,
 			 uint16_t *dst)
 {
-	pack_panel(block, row, MOE_PACK_N, width, dst);
+	pack_panel(layout, row, MOE_PACK_N, width, dst);
 }
 
-static void stream_panel(int64_t block, const uint16_t *const row[MOE_PACK_N], int64_t ld,
+static void stream_panel(enum moe_layout layout, const uint16_t *const row[MOE_PACK_N], int64_t ld,
 			 int64_t k, uint16_t *dst)
 {
 	(void)ld;
-	pack_panel(block, row, MOE_PACK_N, k, dst);
+	pack_panel(layout, row, MOE_PACK_N, k, dst);
 }
 
 static void stream_out(const uint16_t *line, int64_t n, uint16_t *dst)
@@ -175,7 +191,7 @@ static void convert_strip(moe_to_bf16 *to_bf16, const char *src, enum moe_dtype 
 }
 
 /* One panel: rows first..first+16 of src (those below n), columns padded to kp. */
-static void pack_rows(int64_t block, moe_to_bf16 *to_bf16, const char *src, enum moe_dtype dtype,
+static void pack_rows(enum moe_layout layout, moe_to_bf16 *to_bf16, const char *src, enum moe_dtype dtype,
 		      int64_t n, int64_t k, int64_t ld, int64_t first, int64_t kp, bool stream,
 		      uint16_t *dst)
 {
@@ -190,9 +206,9 @@ static void pack_rows(int64_t block, moe_to_bf16 *to_bf16, const char *src, enum
 		for (int i = 0; i < rows; i++)
 			row[i] = (const uint16_t *)(const void *)src + i * ld;
 		if (stream && rows == MOE_PACK_N)
-			stream_panel(block, row, ld, whole, dst);
+			stream_panel(layout, row, ld, whole, dst);
 		else
-			pack_panel(block, row, rows, whole, dst);
+			pack_panel(layout, row, rows, whole, dst);
 	}
 	for (int i = 0; i < rows; i++)
 		row[i] = strip[i];
@@ -201,9 +217,9 @@ static void pack_rows(int64_t block, moe_to_bf16 *to_bf16, const char *src, enum
 
 		convert_strip(to_bf16, src, dtype, rows, k, ld, k0, width, strip);
 		if (stream && rows == MOE_PACK_N)
-			stream_strip(block, row, width, dst + MOE_PACK_N * k0);
+			stream_strip(layout, row, width, dst + MOE_PACK_N * k0);
 		else
-			pack_panel(block, row, rows, width, dst + MOE_PACK_N * k0);
+			pack_panel(layout, row, rows, width, dst + MOE_PACK_N * k0);
 	}
 }
 
@@ -235,7 +251,7 @@ void moe_packed_weight_pack(const struct moe_tiles *t, moe_to_bf16 *to_bf16, str
 	if (!src)
 		return;
 	for (int64_t first = 0; first < n; first += MOE_PACK_N) {
-		pack_rows(block_k(t), to_bf16, src, dtype, n, k, ld, first, kp, stream, dst);
+		pack_rows(t->layout, to_bf16, src, dtype, n, k, ld, first, kp, stream, dst);
 		dst += moe_packed_stride(kp);
 	}
 	if (stream)
@@ -243,7 +259,7 @@ void moe_packed_weight_pack(const struct moe_tiles *t, moe_to_bf16 *to_bf16, str
 }
 
 /* A panel of f32 rows that are in the cache; what is written is not read soon. */
-static void stream_rows(int64_t block, moe_pack_rows *pack, const float *src, int64_t k, int64_t kp,
+static void stream_rows(enum moe_layout layout, moe_pack_rows *pack, const float *src, int64_t k, int64_t kp,
 			uint16_t *dst)
 {
 	_Alignas(64) uint16_t line[MOE_PACK_N * STREAM_LINE];
@@ -251,7 +267,7 @@ static void stream_rows(int64_t block, moe_pack_rows *pack, const float *src, in
 	for (int64_t k0 = 0; k0 < kp; k0 += STREAM_LINE) {
 		int64_t width = MOE_MIN(STREAM_LINE, kp - k0);
 
-		pack(block, MOE_PACK_N, MOE_MIN(k - k0, width), width, src + k0, k, 1, line);
+		pack(layout, MOE_PACK_N, MOE_MIN(k - k0, width), width, src + k0, k, 1, line);
 		stream_out(line, MOE_PACK_N * width, dst + MOE_PACK_N * k0);
 	}
 }
@@ -270,9 +286,9 @@ void moe_packed_weight_repack(const struct moe_tiles *t, moe_pack_rows *pack,
 		if (stream && rows == MOE_PACK_N && t->stream_panel && k == kp)
 			t->stream_panel(src, k, dst);
 		else if (stream && rows == MOE_PACK_N)
-			stream_rows(block_k(t), pack, src, k, kp, dst);
+			stream_rows(t->layout, pack, src, k, kp, dst);
 		else
-			pack(block_k(t), rows, k, kp, src, k, 1, dst);
+			pack(t->layout, rows, k, kp, src, k, 1, dst);
 	}
 	if (stream)
 		stream_fence();
@@ -281,8 +297,6 @@ void moe_packed_weight_repack(const struct moe_tiles *t, moe_pack_rows *pack,
 void moe_packed_weight_unpack(const struct moe_tiles *t, const struct moe_weight *W, int64_t n0,
 			      int64_t n1, float *dst)
 {
-	int64_t block = block_k(t), kp = moe_round_up(W->k, MOE_PACK_K);
-
 	if (moe_is_coded(W)) {
 		moe_coded_rows(W, n0, n1, 0, W->k, dst, W->k);
 		return;
@@ -291,15 +305,8 @@ void moe_packed_weight_unpack(const struct moe_tiles *t, const struct moe_weight
 		ref_weight_unpack(W, n0, n1, dst);
 		return;
 	}
-	for (int64_t n = n0; n < n1; n++, dst += W->k) {
-		const uint16_t *panel = (const uint16_t *)W->data +
-					n / MOE_PACK_N * moe_packed_stride(kp) +
-					n % MOE_PACK_N * block;
-
-		for (int64_t k0 = 0; k0 < W->k; k0 += block)
-			moe_to_f32(dst + k0, panel + k0 * MOE_PACK_N, MOE_BF16,
-				   (size_t)MOE_MIN(block, W->k - k0));
-	}
+	(void)t;
+	moe_plain_values(W, n0, n1 - n0, 0, W->k, dst, W->k);
 }
 
 size_t moe_packed_lora_bytes(const struct moe_tiles *t, enum moe_lora_side side, int64_t n,
@@ -316,6 +323,6 @@ void moe_packed_lora_pack(const struct moe_tiles *t, moe_pack_rows *pack, enum m
 
 	MOE_ASSERT(n0 % MOE_PACK_N == 0);
 	for (int64_t first = n0; first < end; first += MOE_PACK_N)
-		pack(block_k(t), (int)MOE_MIN(MOE_PACK_N, n - first), k, kp, src + first * k, k,
+		pack(t->layout, (int)MOE_MIN(MOE_PACK_N, n - first), k, kp, src + first * k, k,
 		     scale, (uint16_t *)dst + first / MOE_PACK_N * moe_packed_stride(kp));
 }
