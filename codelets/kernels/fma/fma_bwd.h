@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dx = dy W from the same panels. A row of a block is 8 neighbouring columns, widened to f32 by
- * zero extension and a shift; the rest is the classic kernel: columns in lanes, dy broadcast. (A
- * byte shuffle would be one instruction less, but takes the ports of the multiply-adds: 80 instead
- * of 95 GFLOP/s on Zen 4.) A backward panel's tile is [n][row]. Every sum runs over n in order.
+ * dx = dy W from the same panels, by the classic kernel: 8 neighbouring columns of a row of a block
+ * are lanes, dy is broadcast. AVX-512 (BLOCKS8) widens two such runs to f32 by zero extension and a
+ * shift. (A byte shuffle would be one instruction less, but takes the ports of the multiply-adds: 80
+ * instead of 95 GFLOP/s on Zen 4.) AVX2 (PAIRS8) widens a run by a shift or a mask alone. A backward
+ * panel's tile is [n][row]. Every sum runs over n in order.
  *
  * Few rows walk the panels in memory order, MOE_CHUNK columns of one after the other, with sums in
  * scratch; more rows keep the sums of a slice of 32 columns in registers over all of n. There
@@ -49,15 +50,17 @@ struct bwd_run {
 typedef void bwd_kernel(const struct bwd_run *run);
 
 /* The weights of one n of a pair, the first of whose rows in the first of the blocks is at w. */
-VEC_INLINE vec bwd_weights(const int read, const uint16_t *w, const int odd, const float *wide,
-			   int j)
+VEC_INLINE vec bwd_weights(const int read, const bool tight, const uint16_t *w, const int odd,
+			   const float *wide, int j)
 {
 	if (read)
 		return vec_load(wide + j * VEC_LANES);
 #if VEC_LANES == 16
+	(void)tight;
 	return vec_widen(w + 2 * BWD_BLOCK * j + 8 * odd, BWD_BLOCK);
 #else
-	return odd ? vec_odd(w + BWD_BLOCK * j) : vec_even(w + BWD_BLOCK * j);
+	w += BWD_BLOCK * j;
+	return !odd ? vec_even(w) : tight ? vec_odd_tight(w) : vec_odd(w);
 #endif
 }
 
@@ -71,14 +74,14 @@ VEC_INLINE void bwd_step(const int rows, const int vecs, const int read, const f
 	for (int j = 0; j < vecs; j += held) {
 #pragma GCC unroll 4
 		for (int l = 0; l < held; l++)
-			b[l] = bwd_weights(read, w, odd, wide, j + l);
+			b[l] = bwd_weights(read, rows > 2 && vecs > held, w, odd, wide, j + l);
 		if (BWD_WIDE && !read && wide)
 #pragma GCC unroll 4
 			for (int l = 0; l < held; l++)
 				vec_store(wide + (j + l) * VEC_LANES, b[l]);
 #pragma GCC unroll 12
 		for (int i = 0; i < rows; i++) {
-			if (VEC_LANES == 8 && held == 2 && rows == 3) {
+			if (VEC_LANES == 8 && held == 2) {
 				VEC_FMA2("vbroadcastss", g[i], b, c[i] + j);
 				continue;
 			}
@@ -99,7 +102,8 @@ VEC_INLINE void bwd_step(const int rows, const int vecs, const int read, const f
 VEC_INLINE void bwd_step_early(const int rows, const float *g, const uint16_t *then, float *wide,
 			       vec b[2], vec c[12][8])
 {
-	vec next[2] = { bwd_weights(0, then, 0, NULL, 0), bwd_weights(0, then, 0, NULL, 1) }, a;
+	vec next[2] = { bwd_weights(0, false, then, 0, NULL, 0),
+			bwd_weights(0, false, then, 0, NULL, 1) }, a;
 
 	VEC_RELOAD();
 	if (wide) {
@@ -139,8 +143,8 @@ VEC_INLINE void bwd_body(const int rows, const int vecs, const int read, const s
 			for (int j = 0; j < vecs; j++)
 				c[i][j] = vec_load(run->c + i * run->ldc + j * VEC_LANES);
 	if (early && run->panels) {
-		b[0] = bwd_weights(0, w, 0, NULL, 0);
-		b[1] = bwd_weights(0, w, 0, NULL, 1);
+		b[0] = bwd_weights(0, false, w, 0, NULL, 0);
+		b[1] = bwd_weights(0, false, w, 0, NULL, 1);
 	}
 	for (int p = run->panels; p > 0; p--) {
 		const uint16_t *after = p > 1 ? w + run->stride : w;

@@ -20,8 +20,9 @@
 #define FWD_ROWS 6
 #define FWD_BLOCK 128		 /* elements of 16 n x 8 k */
 #define FWD_VECS (VEC_LANES == 16 ? 4 : 16) /* accumulators of one row: 16 n x 4 or 8 partial sums */
-#define FWD_AHEAD (VEC_PANEL > 1 ? 16384 : 8192)
-#define FWD_K (VEC_PANEL > 1 ? 512 : 1 << 30) /* k of one run where there are passes */
+#define FWD_AHEAD 8192		 /* bytes */
+/* k of one run where there are passes */
+#define FWD_K(rows, far) (VEC_PANEL == 1 ? 1 << 30 : (rows) <= 3 || (far) ? 512 : 1024)
 #define FWD_STEP (VEC_PANEL > 1 ? 2 : 1)      /* blocks at a time; k is a multiple of 16 */
 #define FWD_FAR (4 << 20)		       /* bytes of x beyond which it is prefetched */
 
@@ -80,13 +81,16 @@ VEC_INLINE void fwd_block(const int rows, const int vecs, const float *x, const 
 {
 #pragma GCC unroll 8
 	for (int j = 0; j < vecs; j += 2, w += 2 * VEC_LANES) {
-		vec even = vec_even(w), odd = vec_odd(w), a;
+		vec b[2] = { vec_even(w), vec_odd(w) };
 
 #pragma GCC unroll 6
 		for (int i = 0; i < rows; i++) {
-			a = vec_load(x + 8 * i);
-			VEC_FMA(c[i][j], even, a);
-			VEC_FMA(c[i][j + 1], odd, a);
+			if (rows > 2) {
+				VEC_FMA2("vmovups", *(const vec *)(const void *)(x + 8 * i), b, c[i] + j);
+				continue;
+			}
+			VEC_FMA(c[i][j], b[0], vec_load(x + 8 * i));
+			VEC_FMA(c[i][j + 1], b[1], vec_load(x + 8 * i));
 		}
 		if (rows > 1)
 			VEC_RELOAD();
@@ -177,11 +181,11 @@ static void fwd_segment(const struct fma_tile *t, const struct moe_fwd_seg *seg,
 			const char *ahead, int lines, bool far, float *acc)
 {
 	const float *x = (const float *)seg->x + t->row * seg->width + (int64_t)seg->col * t->rows;
-	const int log = FWD_PASSES(t->rows), vecs = FWD_VECS >> log;
+	const int log = FWD_PASSES(t->rows), vecs = FWD_VECS >> log, most = FWD_K(t->rows, far);
 
 	lines *= FWD_STEP;
-	for (int k = 0; k < seg->k; k += FWD_K) {
-		int width = MOE_MIN(FWD_K, seg->k - k);
+	for (int k = 0; k < seg->k; k += most) {
+		int width = MOE_MIN(most, seg->k - k);
 		struct fwd_run run = { x + (int64_t)k * t->rows,
 				       seg->w + (int64_t)16 * k,
 				       width / 8,
@@ -194,7 +198,7 @@ static void fwd_segment(const struct fma_tile *t, const struct moe_fwd_seg *seg,
 			run.lines = ((p + 1) * lines >> log) - (p * lines >> log);
 			/* two blocks of x have as many lines as rows: one a pass */
 			if (far && p < t->rows)
-				run.x_ahead = run.x + FWD_K * t->rows + 16 * p;
+				run.x_ahead = run.x + most * t->rows + 16 * p;
 			else
 				run.x_ahead = NULL;
 			fwd_kernels[t->rows](&run, acc + p * vecs * VEC_LANES);
@@ -215,13 +219,13 @@ static void fma_fwd(int m, const struct moe_fwd_seg *seg, int nseg, const uint16
 		    int64_t ldy, enum moe_out out)
 {
 	float acc[FWD_ROWS * FWD_VECS * VEC_LANES] __attribute__((aligned(64)));
-
 	bool far = VEC_PANEL > 1 && m * seg->width * (int64_t)sizeof(float) > FWD_FAR;
 
 	out = fma_out(out, y, ldy);
 	FMA_EACH_TILE(t, m, FWD_ROWS)
 	{
-		const char *ahead = (const char *)seg->w + FWD_AHEAD;
+		const char *ahead = (const char *)seg->w +
+				    (VEC_PANEL == 1 ? FWD_AHEAD : 32 * FWD_K(t.rows, far));
 		int lines = 4;
 		bool first = true;
 
@@ -238,11 +242,9 @@ static void fma_fwd(int m, const struct moe_fwd_seg *seg, int nseg, const uint16
 		if (first)
 			memset(acc, 0, sizeof acc);
 		for (int i = 0; i < t.rows; i++) {
-			vec v[FWD_VECS], sum[VEC_PANEL];
+			vec sum[VEC_PANEL];
 
-			for (int j = 0; j < FWD_VECS; j++)
-				v[j] = vec_load(acc + (i * FWD_VECS + j) * VEC_LANES);
-			vec_fold16(v, sum);
+			vec_fold16(acc + i * FWD_VECS * VEC_LANES, sum);
 			for (int j = 0; j < VEC_PANEL; j++)
 				fma_put(y + (t.row + i) * ldy + j * VEC_LANES, sum[j], out);
 		}

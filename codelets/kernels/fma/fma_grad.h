@@ -86,6 +86,10 @@ VEC_INLINE void grad_body(const int rows, const int vecs, const struct grad_tile
 			b[j] = vec_load(pb + j * VEC_LANES);
 #pragma GCC unroll 8
 		for (int i = 0; i < rows; i++) {
+			if (VEC_LANES == 8 && vecs == 2) {
+				VEC_FMA2("vbroadcastss", pa[i], b, c[i]);
+				continue;
+			}
 			one = vec_set1(pa[i]);
 #pragma GCC unroll 2
 			for (int j = 0; j < vecs; j++)

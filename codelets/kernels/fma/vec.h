@@ -19,13 +19,13 @@
 #define VEC_FMA(c, a, b) __asm__("vfmadd231ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b))
 
 /*
- * c[0] += a * b[0], c[1] += a * b[1] with `a` broadcast from memory: in one piece where there are
- * 16 registers, as gcc hoists one load more than they hold, and spills.
+ * c[0] += a * b[0], c[1] += a * b[1] with `a` loaded or broadcast from memory: in one piece where
+ * there are 16 registers, as gcc hoists one load more than they hold, and copies or spills.
  */
-#define VEC_FMA2(broadcast, memory, b, c)                                                          \
+#define VEC_FMA2(load, memory, b, c)                                                               \
 	do {                                                                                       \
 		vec fma2_;                                                                         \
-		__asm__ volatile(broadcast " %3, %2\n\t"                                           \
+		__asm__ volatile(load " %3, %2\n\t"                                                \
 					   "vfmadd231ps %2, %4, %0\n\t"                            \
 					   "vfmadd231ps %2, %5, %1"                                \
 				 : "+v"((c)[0]), "+v"((c)[1]), "=&v"(fma2_)                        \
@@ -126,9 +126,10 @@ VEC_INLINE void vec_store_part(float *p, int n, vec v)
 	_mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), v);
 }
 
-/* v[j] holds 4 partial sums each of columns 4 j .. 4 j + 3; the 16 sums go to out. */
-VEC_INLINE void vec_fold16(const vec v[4], vec out[1])
+/* p: 4 vectors of 4 partial sums each of 4 columns; the 16 sums go to out. */
+VEC_INLINE void vec_fold16(const float *p, vec out[1])
 {
+	vec v[4] = { vec_load(p), vec_load(p + 16), vec_load(p + 32), vec_load(p + 48) };
 	const __m512i order =
 		_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
 	vec ab = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
@@ -196,6 +197,17 @@ VEC_INLINE vec vec_odd(const uint16_t *p)
 	return _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32((int)0xffff0000u)));
 }
 
+/* The same with the mask in memory, 4 % slower: for tiles that leave no register for it. */
+VEC_INLINE vec vec_odd_tight(const uint16_t *p)
+{
+	static const uint32_t high[8] = { 0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u,
+					  0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u };
+	__m256i v = _mm256_loadu_si256((const __m256i *)p);
+
+	__asm__("vpand %1, %0, %0" : "+v"(v) : "m"(high));
+	return _mm256_castsi256_ps(v);
+}
+
 /* 8 bf16 at p, in order. */
 VEC_INLINE vec vec_widen(const uint16_t *p, int step)
 {
@@ -220,29 +232,27 @@ VEC_INLINE void vec_store_part(float *p, int n, vec v)
 	_mm256_maskstore_ps(p, vec_part_mask(n), v);
 }
 
-/* The 8 sums of v[0..8), each of 8 partial ones */
-VEC_INLINE vec vec_fold8(const vec v[8])
+/* Two halves of 4 partial sums each as one */
+VEC_INLINE __m128 vec_halves(const float *p)
 {
-	vec four[2];
-
-	for (int i = 0; i < 2; i++, v += 4) {
-		vec ab = _mm256_add_ps(_mm256_unpacklo_ps(v[0], v[1]),
-				       _mm256_unpackhi_ps(v[0], v[1]));
-		vec cd = _mm256_add_ps(_mm256_unpacklo_ps(v[2], v[3]),
-				       _mm256_unpackhi_ps(v[2], v[3]));
-
-		four[i] = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44),
-					_mm256_shuffle_ps(ab, cd, 0xee));
-	}
-	return _mm256_add_ps(_mm256_permute2f128_ps(four[0], four[1], 0x20),
-			     _mm256_permute2f128_ps(four[0], four[1], 0x31));
+	return _mm_add_ps(_mm_load_ps(p), _mm_load_ps(p + 4));
 }
 
-/* v[j] holds 8 partial sums of column j; the 16 sums go to out. */
-VEC_INLINE void vec_fold16(const vec v[16], vec out[2])
+/* The sums of 4 vectors */
+VEC_INLINE __m128 vec_fold4(const float *p)
 {
-	out[0] = vec_fold8(v);
-	out[1] = vec_fold8(v + 8);
+	__m128 a = vec_halves(p), b = vec_halves(p + 8), c = vec_halves(p + 16), d = vec_halves(p + 24);
+	__m128 ab = _mm_add_ps(_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b));
+	__m128 cd = _mm_add_ps(_mm_unpacklo_ps(c, d), _mm_unpackhi_ps(c, d));
+
+	return _mm_add_ps(_mm_movelh_ps(ab, cd), _mm_movehl_ps(cd, ab));
+}
+
+/* v: a vector of 8 partial sums of each column; the 16 sums go to out. */
+VEC_INLINE void vec_fold16(const float *v, vec out[2])
+{
+	for (int i = 0; i < 2; i++, v += 64)
+		out[i] = _mm256_set_m128(vec_fold4(v + 32), vec_fold4(v));
 }
 
 #else
