@@ -5,7 +5,7 @@
 
 static const struct moe_tiles tiles = {
 	.name = "avx2",
-	.int16_rows = { 16, 8 },
+	.int16_rows = { 8, 6 },
 	.int_block = avx2_int_block,
 	.fwd_ints = avx2_fwd_ints,
 	FMA_TILES,

@@ -86,6 +86,45 @@ static void fma_tables4(const float *values, const float scale[16], const float 
 #endif
 }
 
+#if VEC_LANES == 8
+/*
+ * fma_tables4 of scales that are powers of two, without zeros: what the values have in bf16, which
+ * holds them exactly, with the scale's exponent added. false: not done.
+ */
+static bool fma_tables4_shifted(const float *values, const float scale[16], struct fma_tables *t)
+{
+	const ivec bytes = _mm256_set1_epi16(255), none = _mm256_setzero_si256();
+	_Alignas(16) uint16_t exact[16];
+	int16_t up[16];
+	ivec base[2], zeros[2];
+
+	for (int i = 0; i < 16; i++) {
+		uint32_t value, by;
+
+		memcpy(&value, values + i, sizeof value);
+		memcpy(&by, scale + i, sizeof by);
+		if (value << 16 || by << 9 || by >> 31 || !by)
+			return false;
+		exact[i] = (uint16_t)(value >> 16);
+		up[i] = (int16_t)((by >> 16) - 0x3f80);
+	}
+	for (int h = 0; h < 2; h++) {
+		base[h] = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)(exact + 8 * h)));
+		zeros[h] = _mm256_cmpeq_epi16(_mm256_slli_epi16(base[h], 1), none);
+	}
+	for (int i = 0; i < DECODE_T; i++) {
+		int r = i / 4 * 8 + i % 4;
+		ivec add = _mm256_set_m128i(_mm_set1_epi16(up[r + 4]), _mm_set1_epi16(up[r]));
+		ivec a = _mm256_add_epi16(base[0], _mm256_andnot_si256(zeros[0], add));
+		ivec b = _mm256_add_epi16(base[1], _mm256_andnot_si256(zeros[1], add));
+
+		t->low[i] = _mm256_packus_epi16(_mm256_and_si256(a, bytes), _mm256_and_si256(b, bytes));
+		t->high[i] = _mm256_packus_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8));
+	}
+	return true;
+}
+#endif
+
 /* From c[step], whose dwords are rows, to a lane per row with its dwords of all steps, as the tables
  * have them */
 VEC_INLINE void fma_rows_of_steps(const ivec c[4], ivec row[4])
@@ -281,9 +320,95 @@ static void fma_decode_integers(const float scale[16], int64_t steps, const uint
 	fma_decode8(true, scale, steps, codes, dst);
 }
 
-static void fma_decode_e4m3(const float scale[16], int64_t steps, const uint8_t *codes,
-			    uint16_t *dst)
+#if VEC_LANES == 8
+/*
+ * E4M3 where all 16 rows have one scale s, not 0. Products by s of one octave have the bf16 bits of
+ * those of the octave below, with the exponent one higher; so those of codes 0 to 15 (what is below
+ * the smallest normal number, and the first octave above) are looked up, and the other octaves are
+ * added.
+ */
+struct fma_octaves {
+	ivec low, high; /* bytes of the 16 products in bf16, in both lanes */
+};
+
+static struct fma_octaves fma_octaves(const float *values, float scale)
 {
+	vec by = vec_set1(scale);
+	ivec w = vec_bf16(vec_mul(vec_load(values), by), vec_mul(vec_load(values + 8), by));
+
+	w = ivec_split_bytes(_mm256_permute4x64_epi64(w, 0xd8)); /* in order; low and high bytes of each lane */
+	w = _mm256_permute4x64_epi64(w, 0xd8);
+	return (struct fma_octaves){ _mm256_permute2x128_si256(w, w, 0x00),
+				     _mm256_permute2x128_si256(w, w, 0x11) };
+}
+
+/* In each lane a pair of rows, [8 k][2 n]; the second lane's lies two pairs on in dst. */
+VEC_INLINE void fma_put_octaves(const struct fma_octaves *t, ivec codes, ivec magnitude, uint16_t *dst)
+{
+	const ivec eight = _mm256_set1_epi8(8), none = _mm256_setzero_si256();
+	ivec at = _mm256_or_si256(_mm256_and_si256(magnitude, _mm256_set1_epi8(7)),
+				  _mm256_min_epu8(magnitude, eight));
+	ivec octave = _mm256_and_si256(_mm256_subs_epu8(magnitude, eight), _mm256_set1_epi8(0x78));
+	ivec sign = _mm256_and_si256(codes, _mm256_set1_epi8((char)0x80));
+	ivec low = _mm256_shuffle_epi8(t->low, at);
+	ivec high = _mm256_xor_si256(_mm256_shuffle_epi8(t->high, at), sign);
+	ivec left = _mm256_add_epi16(_mm256_unpacklo_epi8(low, high),
+				     _mm256_slli_epi16(_mm256_unpacklo_epi8(octave, none), 4));
+	ivec right = _mm256_add_epi16(_mm256_unpackhi_epi8(low, high),
+				      _mm256_slli_epi16(_mm256_unpackhi_epi8(octave, none), 4));
+
+	fma_put_pairs(left, right, dst);
+}
+
+/* false: a code is NaN, and dst is not to be used. */
+static bool fma_decode_octaves(const struct fma_octaves *t, int64_t steps, const uint8_t *codes,
+			       uint16_t *dst)
+{
+	const ivec order = _mm256_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15, 0, 4, 1,
+					    5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+	const ivec all = _mm256_set1_epi8(0x7f);
+	ivec most = _mm256_setzero_si256();
+
+	for (; steps > 0; steps--, codes += 128, dst += 128) {
+		vec_prefetch_l1(codes + DECODE_AHEAD);
+		vec_prefetch_l1(codes + DECODE_AHEAD + 64);
+#pragma GCC unroll 2
+		for (int i = 0; i < 64; i += 32) { /* 8 rows: columns 0 to 3, and 4 to 7 */
+			ivec left = _mm256_shuffle_epi8(ivec_load(codes + i), order);
+			ivec right = _mm256_shuffle_epi8(ivec_load(codes + 64 + i), order);
+			ivec a = _mm256_unpacklo_epi64(left, right), b = _mm256_unpackhi_epi64(left, right);
+			ivec abs_a = _mm256_and_si256(a, all), abs_b = _mm256_and_si256(b, all);
+
+			most = _mm256_max_epu8(most, _mm256_max_epu8(abs_a, abs_b));
+			fma_put_octaves(t, a, abs_a, dst + 2 * i);
+			fma_put_octaves(t, b, abs_b, dst + 2 * i + 16);
+		}
+	}
+	return _mm256_movemask_epi8(_mm256_cmpeq_epi8(most, all)) == 0;
+}
+
+static bool fma_one_scale(const float scale[16])
+{
+	vec first = vec_set1(scale[0]);
+	vec same = _mm256_and_ps(_mm256_cmp_ps(first, vec_load(scale), _CMP_EQ_OQ),
+				 _mm256_cmp_ps(first, vec_load(scale + 8), _CMP_EQ_OQ));
+
+	return scale[0] != 0 && _mm256_movemask_ps(same) == 255;
+}
+#endif
+
+static void fma_decode_e4m3(const float *values, const float scale[16], int64_t steps,
+			    const uint8_t *codes, uint16_t *dst)
+{
+#if VEC_LANES == 8
+	if (fma_one_scale(scale)) {
+		struct fma_octaves t = fma_octaves(values, scale[0]);
+
+		if (fma_decode_octaves(&t, steps, codes, dst))
+			return;
+	}
+#endif
+	(void)values;
 	fma_decode8(false, scale, steps, codes, dst);
 }
 
@@ -339,12 +464,15 @@ static int64_t fma_decode_group(const struct moe_coded_panel *p, int64_t group, 
 		if (!steps)
 			return 0;
 		moe_coded_zeros(p, group, zero);
-		fma_tables4(f->values, scale, zero, &tables);
+#if VEC_LANES == 8
+		if (p->coding->zero || !fma_tables4_shifted(f->values, scale, &tables))
+#endif
+			fma_tables4(f->values, scale, zero, &tables);
 		fma_decode4(&tables, steps / DECODE_SET, codes, dst);
 	} else if (f->codes == MOE_CODES_INTEGER) {
 		fma_decode_integers(scale, steps, codes, dst);
 	} else {
-		fma_decode_e4m3(scale, steps, codes, dst);
+		fma_decode_e4m3(f->values, scale, steps, codes, dst);
 	}
 	return steps;
 }
