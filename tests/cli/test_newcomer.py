@@ -159,6 +159,30 @@ class Newcomer(Case):
         self.assertIn("absent.safetensors: No such file", line)
         self.assertEqual(self.read("t.mxt"), b"kept")
 
+    def test_closed_standard_files(self):
+        """`>&-` as daemons and cron have it: no file gets their numbers, so nothing that is printed lands in one; no Python trace."""
+        trace = self.path("run.mxt")
+        flags = [str(a) for a in self.train_arguments("--max-steps", 2, "--trace", trace) if a != "--quiet"]
+        rows = self.write("rows.jsonl", '{"text": "some words"}\n')
+        python = [environment()["MOESAIC_PYTHON"], "-m", "moesaic.data"]
+        for closed in ("<&-", ">&-", "<&- >&-", "<&- >&- 2>&-"):
+            def run(*command, closed=closed):
+                line = ["sh", "-c", f'exec "$@" {closed}', "sh", *map(str, command)]
+                return subprocess.run(line, capture_output=True, text=True, env=environment(), timeout=120)
+
+            code = 2 if ">&-" in closed else 0
+            with self.subTest(closed=closed):
+                result = run(TOOL, *flags, "--overwrite")
+                self.assertEqual(result.returncode, code, result.stderr)
+                self.assertIn("good: ", self.good("trace", "check", trace).stdout)
+                for command in ([TOOL, "data"], python):
+                    result = run(*command, "--model", MODEL, "--data", rows)
+                    self.assertEqual(result.returncode, code, result.stderr)
+                    self.assertNotIn("Traceback", result.stderr)
+                result = run(TOOL, "generate", "--model", MODEL, "--raw", "Hello", "--max-new-tokens", 2)
+                self.assertEqual(result.returncode, code, result.stderr)
+                self.assertEqual(run(TOOL, "trace", "summary", trace).returncode, code)
+
     def test_interrupted(self):
         """Ctrl-C while other commands work: code 130 or the signal's own death, nothing under the final name, and the next one works."""
         self.good(*self.train_arguments("--max-steps", 1))

@@ -2,6 +2,7 @@
 /* moesaic COMMAND: finds the command, parses its flags, runs it. Each command is a file of its own. */
 #include "tools/moesaic/commands.h"
 #include "tools/moesaic/generate_text.h"
+#include "tools/standard_files.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -134,6 +135,7 @@ int main(int argc, char **argv)
 {
 	int rc;
 
+	standard_files_take();
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is then an error of write, with a text */
 	moe_log_set(print_log, NULL);
