@@ -101,6 +101,7 @@ static void bad_parameters(const void *arg)
 	REFUSED(placement, (enum moe_placement)9, MOE_ERR_ARG, "placement is 9");
 	REFUSED(policy, "fastest", MOE_ERR_CONFIG, "\"fastest\"; known:");
 	CHECK(strstr(moe_last_error(), " lws") && strstr(moe_last_error(), " dmdas"));
+	CHECK(!strstr(moe_last_error(), " heteroprio")); /* not offered: it is refused */
 	REFUSED(policy, "", MOE_ERR_CONFIG, "known:");
 	REFUSED(policy, "heteroprio", MOE_ERR_CONFIG, "heteroprio");
 #undef REFUSED
@@ -180,6 +181,43 @@ static void environment_child(const void *arg)
 	CHECK_OK(moe_engine_close(e));
 }
 
+/* NAME=VALUE that StarPU aborts on while it starts, and what is said of it. */
+static const struct {
+	const char *setting, *says;
+} refused_settings[] = {
+	{ "STARPU_NCPU=two", "STARPU_NCPU is \"two\"; StarPU aborts" },
+	{ "STARPU_WATCHDOG_TIMEOUT=1s", "STARPU_WATCHDOG_TIMEOUT is \"1s\"" },
+	{ "STARPU_PROFILING=-1", "STARPU_PROFILING is \"-1\"" },
+	{ "STARPU_WORKERS_CPUID=all", "STARPU_WORKERS_CPUID is \"all\"" },
+	{ "STARPU_NTHREADS_PER_CORE=99", "STARPU_NTHREADS_PER_CORE is 99; cores here have" },
+	{ "STARPU_HOSTNAME=a/b", "STARPU_HOSTNAME is \"a/b\"" },
+	{ "STARPU_RESERVE_NCPU=1000", "(STARPU_RESERVE_NCPU is set)" },
+};
+
+static void refused_settings_child(const void *arg)
+{
+	struct moe_engine_params p = { .struct_size = sizeof p, .workers = 2 };
+	struct moe_engine *e;
+
+	(void)arg;
+	for (size_t i = 0; i < MOE_COUNT(refused_settings); i++) {
+		const char *setting = refused_settings[i].setting, *value = strchr(setting, '=') + 1;
+		char name[40];
+
+		snprintf(name, sizeof name, "%.*s", (int)(value - setting) - 1, setting);
+		setenv(name, value, 1);
+		CHECK_ERROR(moe_engine_open(&p, &e), MOE_ERR_CONFIG, refused_settings[i].says);
+		unsetenv(name);
+	}
+	/* empty ones are not set */
+	setenv("STARPU_NCPU", "", 1);
+	setenv("MOESAIC_ISA", "", 1);
+	e = NULL;
+	CHECK_OK(moe_engine_open(&p, &e));
+	run_graph(e, 20, 1, 0);
+	CHECK_OK(moe_engine_close(e));
+}
+
 /* arg: NAME=VALUE that StarPU would abort on */
 static void unwritable_child(const void *arg)
 {
@@ -211,6 +249,7 @@ static void no_home_child(const void *arg)
 static void environment(void)
 {
 	in_child("STARPU_NCPU, STARPU_SCHED", environment_child, NULL);
+	in_child("settings that StarPU aborts on", refused_settings_child, NULL);
 	in_child("STARPU_HOME below a file", unwritable_child, "STARPU_HOME=/dev/null/x");
 	in_child("STARPU_HOME in /proc", unwritable_child, "STARPU_HOME=/proc");
 	in_child("HOME in /proc", unwritable_child, "HOME=/proc/sys");
