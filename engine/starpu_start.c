@@ -33,6 +33,8 @@ enum moe_status moe_starpu_check_policy(const char *policy)
 	const char *name;
 	size_t at = 0;
 
+	if (moe_policy_is_file(policy))
+		return moe_policy_file(policy, NULL, NULL);
 	if (unprepared(policy))
 		return moe_fail(MOE_ERR_CONFIG,
 				"policy \"%s\" needs a set-up that moesaic does not do", policy);
@@ -42,7 +44,7 @@ enum moe_status moe_starpu_check_policy(const char *policy)
 		if (at < sizeof known && !unprepared(name))
 			at += (size_t)snprintf(known + at, sizeof known - at, " %s", name);
 	}
-	return moe_fail(MOE_ERR_CONFIG, "StarPU has no scheduling policy \"%s\"; known:%s", policy,
+	return moe_fail(MOE_ERR_CONFIG, "StarPU has no scheduling policy \"%s\"; known:%s (one of yours: a path, with a slash)", policy,
 			known);
 }
 
@@ -246,7 +248,11 @@ enum moe_status moe_starpu_start(struct moe_engine *e, int workers)
 	openblas_set_num_threads(1); /* the workers are the threads */
 	starpu_conf_init(&conf);
 	conf.precedence_over_environment_variables = 1;
-	conf.sched_policy_name = e->policy;
+	if (moe_policy_is_file(e->policy))
+		MOE_TRY(moe_policy_file(e->policy, &conf.sched_policy, &e->policy_masks));
+	else
+		e->policy_masks = moe_engine_policy_obeys_masks(e->policy);
+	conf.sched_policy_name = conf.sched_policy ? NULL : e->policy;
 	conf.ncpus = workers;
 	conf.ncuda = 0;
 	conf.nopencl = 0;

@@ -145,6 +145,46 @@ static void one_policy(const void *arg)
 		_exit(check_failures() != 0); /* StarPU 1.3.10's own leaks are not looked for */
 }
 
+/* A module beside this program. */
+static void library(const char *name, char *path)
+{
+	ssize_t n = readlink("/proc/self/exe", path, 4000);
+
+	CHECK(n > 0);
+	path[n > 0 ? n : 0] = 0;
+	sprintf(strrchr(path, '/') + 1, "lib%s.so", name);
+}
+
+/* A policy in a file: opened by its path, named by it, and asked whether it obeys masks. */
+static void policy_file_child(const void *arg)
+{
+	char path[4096], bad[4096];
+	struct moe_engine_params p = { .struct_size = sizeof p, .workers = 3, .parts = 2 };
+	struct moe_engine *e;
+
+	(void)arg;
+	library("policy_example", path);
+	p.policy = path;
+	CHECK_OK(moe_engine_check_params(&p));
+	e = NULL;
+	CHECK_OK(moe_engine_open(&p, &e)); /* strict parts */
+	if (!e)
+		return;
+	CHECK(!strcmp(starpu_sched_ctx_get_sched_policy(0)->policy_name, "newest-first"));
+	CHECK(!strcmp(info_of(e).policy, path));
+	run_graph(e, moe_test_full() ? 2000 : 300, 3, 0);
+	CHECK(info_of(e).remote_tasks == 0);
+	CHECK_OK(moe_engine_close(e));
+
+	p.policy = "./no/such/policy.so";
+	CHECK_ERROR(moe_engine_open(&p, &e), MOE_ERR_CONFIG, "policy ./no/such/policy.so: cannot be loaded: ");
+	library("policy_none", bad);
+	p.policy = bad;
+	CHECK_ERROR(moe_engine_check_params(&p), MOE_ERR_CONFIG, "defines no struct starpu_sched_policy moesaic_policy");
+	library("policy_half", bad);
+	CHECK_ERROR(moe_engine_open(&p, &e), MOE_ERR_CONFIG, "needs policy_name, init_sched");
+}
+
 static void policies(void)
 {
 	const char *name;
@@ -161,6 +201,7 @@ static void policies(void)
 		run++;
 		in_child(name, one_policy, name);
 	}
+	in_child("a policy in a file", policy_file_child, NULL);
 	CHECK(run >= 8);
 	CHECK(moe_policy_name(-1, NULL) == NULL && moe_policy_name(1000, NULL) == NULL);
 }
