@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shared objects that are no policy: without one, or (PARTS) with half of one. */
-#include <starpu.h>
-#include <starpu_scheduler.h>
+#include "engine/starpu_compat.h"
 
 #ifdef PARTS
 struct starpu_sched_policy moesaic_policy = { .policy_name = "half" };

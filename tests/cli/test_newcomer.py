@@ -4,13 +4,14 @@ odd paths, Ctrl-C, two runs into one folder."""
 
 import os
 import pwd
+import resource
 import shutil
 import signal
 import subprocess
 import time
 import unittest
 
-from support import MODEL, QUICK_TEMPLATE, ROOT, TOOL, VENV_PYTHON, Case, environment, save_tokens, documents
+from support import MODEL, QUICK_TEMPLATE, ROOT, SANITIZED, TOOL, VENV_PYTHON, Case, environment, save_tokens, documents
 
 FAULT = os.environ["MOESAIC_FAULT"]
 ROWS = '{"instruction": "Gr\u00fc\u00df Gott, wer bist du?", "output": "Ich bin m\u00fcde \u2014 \u65e5\u672c"}\n' * 3
@@ -182,6 +183,18 @@ class Newcomer(Case):
                 result = run(TOOL, "generate", "--model", MODEL, "--raw", "Hello", "--max-new-tokens", 2)
                 self.assertEqual(result.returncode, code, result.stderr)
                 self.assertEqual(run(TOOL, "trace", "summary", trace).returncode, code)
+
+    @unittest.skipIf(SANITIZED, "a sanitizer reserves more")
+    def test_little_address_space(self):
+        """`ulimit -v` below what OpenBLAS's threads reserve, 128 MiB a core: every command ends, with an answer or one line."""
+        for size in (120 << 20, 160 << 20, 400 << 20):
+            def run(*command, size=size):
+                return subprocess.run([TOOL, *map(str, command)], capture_output=True, text=True, env=environment(), timeout=60,
+                                      preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (size, size)))  # fmt: skip
+
+            self.assertEqual(run("--version").stdout, self.good("--version").stdout)
+            self.assertEqual(run("inspect", MODEL).returncode, 0)
+            self.assertEqual(run("train", "--nonsense").returncode, 2)
 
     def test_interrupted(self):
         """Ctrl-C while other commands work: code 130 or the signal's own death, nothing under the final name, and the next one works."""
