@@ -48,24 +48,29 @@ static void lock(struct ready *r)
 
 /*
  * A task is ready. What can be known of it: task->priority; task->cl->name, its kind (moesaic's graph: docs/graph.md);
- * starpu_task_expected_length(task, arch, 0), its predicted microseconds; task->workerids, where it may run.
+ * starpu_task_expected_length(task, arch, 0), its predicted microseconds; task->workerids, where it may run. Once the
+ * lock is given back another worker may have run it and freed it: everything that is asked of it is asked before.
  */
 static int push(struct starpu_task *task)
 {
 	struct ready *r = starpu_sched_ctx_get_policy_data(task->sched_ctx);
 	struct starpu_worker_collection *workers = starpu_sched_ctx_get_worker_collection(task->sched_ctx);
 	struct starpu_sched_ctx_iterator it;
+	unsigned able[STARPU_NMAXWORKERS];
+	int n = 0;
 
 	lock(r);
-	starpu_task_list_push_front(&r->list, task);
-	starpu_push_task_end(task);
-	STARPU_PTHREAD_MUTEX_UNLOCK(&r->lock);
 	for (workers->init_iterator(workers, &it); workers->has_next(workers, &it);) {
 		unsigned w = workers->get_next(workers, &it);
 
-		if (starpu_worker_can_execute_task(w, task, 0) && starpu_wake_worker_relax_light(w))
-			break;
+		if (starpu_worker_can_execute_task(w, task, 0))
+			able[n++] = w;
 	}
+	starpu_task_list_push_front(&r->list, task);
+	starpu_push_task_end(task);
+	STARPU_PTHREAD_MUTEX_UNLOCK(&r->lock);
+	while (n > 0 && !starpu_wake_worker_relax_light(able[--n]))
+		; /* that one is awake: another may sleep */
 	return 0;
 }
 
