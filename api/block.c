@@ -3,6 +3,7 @@
 #include "api/block.h"
 #include "api/machine.h"
 #include "api/pass.h"
+#include "engine/available.h"
 
 /* Before what is submitted later, above any distance within a layer's tasks. */
 #define BACKWARD_PRIORITY 100
@@ -139,6 +140,7 @@ enum moe_status moe_block_create(struct moe_engine *engine, const struct moe_blo
 		b->params.weight_format = moe_format_find(params->weight_format)->name;
 	MOE_TRY_GOTO(moe_ticket_create(engine, &b->ticket), st, fail);
 	MOE_TRY_GOTO(alloc_layer(b), st, fail);
+	MOE_TRY_GOTO(moe_memory_check(engine, "block"), st, fail);
 	for (int moments = 0; moments < 2; moments++) /* a block has no optimizer but moesaic's */
 		moe_experts_touch(engine, &b->layer, &b->ffn, moments, &b->touched);
 	*out = b;
@@ -212,6 +214,7 @@ static enum moe_status alloc_buffers(struct moe_block *b, int T)
 		MOE_TRY(moe_ffn_state_alloc(e, &b->ffn, T, &b->ffn_state));
 	MOE_TRY(moe_slot_tensors_create(e, b->layer.P, b->layer.G, T, H, &b->cut,
 					b->params.shared_intermediate > 0, &b->slot));
+	MOE_TRY(moe_memory_check(e, "buffers of a block's tokens"));
 	MOE_TRY(moe_tensor_create(e, "plan", 0, -1, &b->plan));
 	moe_tensor_set_initialised(b->plan);
 	MOE_TRY(moe_engine_reserve_scratch(e, moe_experts_worker_scratch(&b->layer, T)));
@@ -426,8 +429,8 @@ static enum moe_status check_backward(struct moe_block *b, const struct moe_arra
 	if (!b->saved)
 		return moe_fail(MOE_ERR_STATE, "backward needs a forward with save before it");
 	MOE_TRY(moe_check_float_matrix("grad_out", grad_out, T, b->layer.H));
-	MOE_TRY(moe_check_float_matrix("grad_x", grad_x, T, b->layer.H));
-	return grad_weights ? moe_check_float_matrix("grad_weights", grad_weights, T, b->layer.k)
+	MOE_TRY(moe_check_written_matrix("grad_x", grad_x, T, b->layer.H));
+	return grad_weights ? moe_check_written_matrix("grad_weights", grad_weights, T, b->layer.k)
 			    : MOE_OK;
 }
 

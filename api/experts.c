@@ -4,6 +4,7 @@
 
 #include "api/lora_init.h"
 #include "api/machine.h"
+#include "engine/available.h"
 
 static enum moe_status check_sizes(const struct moe_experts_params *p)
 {
@@ -182,6 +183,7 @@ enum moe_status moe_experts_create(struct moe_engine *engine, const struct moe_e
 	MOE_TRY_GOTO(alloc_layer(l), st, fail);
 	MOE_TRY_GOTO(alloc_passes(l), st, fail);
 	MOE_TRY_GOTO(moe_space_attach(l), st, fail);
+	MOE_TRY_GOTO(moe_memory_check(engine, "experts"), st, fail);
 	moe_experts_touch(engine, &l->layer, NULL, false, &l->touched);
 	for (int i = 0; i < l->n_passes; i++) {
 		l->pass[i].slot = i % l->params.micro_batches;

@@ -115,7 +115,7 @@ static enum moe_status get(struct moe_expert_layer *l, const struct moe_array *o
 	MOE_TRY(check_sound(l));
 	if (l->checkpoint != MOE_CHECKPOINT_READY)
 		return moe_fail(MOE_ERR_STATE, "no checkpoint's output is cached");
-	st = moe_check_float_matrix("out", out, -1, l->layer.H);
+	st = moe_check_written_matrix("out", out, -1, l->layer.H);
 	if (st != MOE_OK)
 		return fail(l, st);
 	if (out->shape[0] != l->checkpoint_T)

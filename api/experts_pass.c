@@ -279,8 +279,8 @@ static enum moe_status check_backward(struct moe_expert_layer *l, const struct m
 		return moe_fail(MOE_ERR_ARG, "grad_out has %lld rows, its forward had %d tokens",
 				(long long)grad_out->shape[0], p->T);
 	MOE_TRY(moe_check_float_matrix("grad_out", grad_out, p->T, H));
-	MOE_TRY(moe_check_float_matrix("grad_x", grad_x, p->T, H));
-	return grad_weights ? moe_check_float_matrix("grad_weights", grad_weights, p->T, k) : MOE_OK;
+	MOE_TRY(moe_check_written_matrix("grad_x", grad_x, p->T, H));
+	return grad_weights ? moe_check_written_matrix("grad_weights", grad_weights, p->T, k) : MOE_OK;
 }
 
 /* Whether the ring's entry holds this layer's copies of all experts; what this backward leaves there. */

@@ -3,6 +3,7 @@
 #include "api/experts.h"
 
 #include "codelets/exchange.h"
+#include "engine/available.h"
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct moe_space *list;
@@ -163,7 +164,7 @@ static enum moe_status space_alloc(struct moe_space *s, const struct moe_expert_
 	s->capacity = T;
 	for (int i = 0; i < s->key.slots; i++)
 		MOE_TRY(slot_alloc(s, l, T, &s->slot[i]));
-	return MOE_OK;
+	return moe_memory_check(s->key.engine, "buffers of a pass");
 }
 
 /* Layers of one shape may have weights of different formats. */

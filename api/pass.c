@@ -4,6 +4,24 @@
 
 #include <math.h>
 
+static uint64_t distance(int64_t stride)
+{
+	return stride < 0 ? 0 - (uint64_t)stride : (uint64_t)stride;
+}
+
+/* Strides that leave the address space would wrap around, and read some other element in silence. */
+static enum moe_status check_strides(const char *name, const struct moe_array *a)
+{
+	double reach = 0;
+
+	for (int d = 0; d < 2; d++)
+		reach += (double)(MOE_MAX(a->shape[d], 1) - 1) * (double)distance(a->strides[d]);
+	return reach * (double)moe_dtype_size(a->dtype) < 0x1p62
+		       ? MOE_OK
+		       : moe_fail(MOE_ERR_ARG, "%s has strides %lld and %lld (in elements): it ends beyond any memory", name,
+				  (long long)a->strides[0], (long long)a->strides[1]);
+}
+
 /* rows < 0: any */
 static enum moe_status check_matrix(const char *name, const struct moe_array *a, int64_t rows, int64_t cols)
 {
@@ -13,14 +31,16 @@ static enum moe_status check_matrix(const char *name, const struct moe_array *a,
 		return moe_fail(MOE_ERR_ARG, "%s is NULL", name);
 	if (a->ndim < 0 || a->ndim > MOE_MAX_NDIM)
 		return moe_fail(MOE_ERR_ARG, "%s has %d dimensions", name, a->ndim);
-	if (a->ndim != 2 || (rows >= 0 && a->shape[0] != rows) || a->shape[1] != cols ||
-	    a->shape[0] < 0)
+	if (a->ndim == 2 && a->shape[0] < 0)
+		return moe_fail(MOE_ERR_ARG, "%s has shape [%lld, %lld]: negative", name, (long long)a->shape[0],
+				(long long)a->shape[1]);
+	if (a->ndim != 2 || (rows >= 0 && a->shape[0] != rows) || a->shape[1] != cols)
 		return moe_fail(MOE_ERR_ARG, "%s has shape %s; [%lld, %lld] is expected", name,
 				moe_shape_text(a->ndim, a->shape, shape, sizeof shape),
 				(long long)(rows < 0 ? a->shape[0] : rows), (long long)cols);
 	if (!a->data && a->shape[0] && a->shape[1])
 		return moe_fail(MOE_ERR_ARG, "%s has no data", name);
-	return MOE_OK;
+	return check_strides(name, a);
 }
 
 enum moe_status moe_check_float_matrix(const char *name, const struct moe_array *a, int64_t rows,
@@ -31,6 +51,32 @@ enum moe_status moe_check_float_matrix(const char *name, const struct moe_array 
 		return moe_fail(MOE_ERR_ARG, "%s has dtype %s; a float type is expected", name,
 				moe_dtype_name(a->dtype));
 	return moe_rows_check(name, a);
+}
+
+/* Element (i, j) is also (i + u, j - v) where u s0 = v s1: the least such u and v are the strides by their divisor. */
+static bool elements_meet(const struct moe_array *a)
+{
+	uint64_t s0 = distance(a->strides[0]), s1 = distance(a->strides[1]), g = s0, r = s1;
+
+	if (!s0 && !s1) /* contiguous */
+		return false;
+	while (r) {
+		uint64_t next = g % r;
+
+		g = r;
+		r = next;
+	}
+	return s1 / g < (uint64_t)a->shape[0] && s0 / g < (uint64_t)a->shape[1];
+}
+
+enum moe_status moe_check_written_matrix(const char *name, const struct moe_array *a, int64_t rows, int64_t cols)
+{
+	MOE_TRY(moe_check_float_matrix(name, a, rows, cols));
+	return elements_meet(a) ? moe_fail(MOE_ERR_ARG,
+					   "%s has strides %lld and %lld: elements of shape [%lld, %lld] would be written to one place",
+					   name, (long long)a->strides[0], (long long)a->strides[1], (long long)a->shape[0],
+					   (long long)a->shape[1])
+				: MOE_OK;
 }
 
 static int64_t element(const struct moe_array *a, int64_t i, int64_t j)
@@ -72,7 +118,7 @@ enum moe_status moe_check_tokens(const struct moe_experts *l, const struct moe_a
 	if (4.0 * (double)x->shape[0] * l->k * MOE_MAX(l->H, l->I) > MOE_MAX_BYTES)
 		return moe_fail(MOE_ERR_NOFIT, "x has %lld tokens: their activations are too large",
 				(long long)x->shape[0]);
-	return moe_check_float_matrix("out", out, x->shape[0], l->H);
+	return moe_check_written_matrix("out", out, x->shape[0], l->H);
 }
 
 enum moe_status moe_check_routing(const struct moe_experts *l, int64_t T, const struct moe_array *ids,

@@ -15,6 +15,9 @@
 /* ndim 2, [rows, cols], of floats; rows -1: any. */
 enum moe_status moe_check_float_matrix(const char *name, const struct moe_array *a, int64_t rows,
 				       int64_t cols);
+/* The same of one that is written: no two elements in one place. */
+enum moe_status moe_check_written_matrix(const char *name, const struct moe_array *a, int64_t rows,
+					 int64_t cols);
 /* x [T, H] and out; T is small enough for the layer's activations. */
 enum moe_status moe_check_tokens(const struct moe_experts *l, const struct moe_array *x,
 				 const struct moe_array *out);

@@ -35,6 +35,8 @@ enum moe_status moe_kernels_choose(const char *name, const struct moe_kernels **
 
 	if (!name)
 		name = getenv("MOESAIC_ISA");
+	if (name && !*name) /* as other empty variables: not set */
+		name = NULL;
 	for (int i = 0; moe_kernels_list[i]; i++) {
 		const struct moe_kernels *k = moe_kernels_list[i];
 

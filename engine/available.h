@@ -12,5 +12,11 @@
 size_t moe_memory_available(const char *root);
 /* Bytes that this process has resident; 0: unknown. */
 size_t moe_memory_resident(void);
+struct moe_engine;
+/*
+ * MOE_ERR_NOFIT, beginning with what: the engine has asked for more than this machine can make resident. Memory is
+ * mapped when it is first written, so asking for it never fails, and writing would end the process.
+ */
+enum moe_status moe_memory_check(struct moe_engine *e, const char *what);
 
 #endif

@@ -74,6 +74,7 @@ struct moe_engine {
 	pid_t pid;
 	struct moe_engine_params params; /* as asked for; strings owned */
 	char *policy, *isa;
+	bool policy_masks; /* it is known, or says, that it obeys masks */
 	struct moe_topology topology;
 	int n_workers, n_parts, dry_workers;
 	struct moe_part parts[MOE_MAX_PARTS];
@@ -177,6 +178,9 @@ void moe_engine_drain_end(struct moe_engine *e);
 /* One task less; called by the worker that ran it. */
 void moe_engine_task_done(struct moe_engine *e, struct moe_ticket *ticket);
 bool moe_engine_policy_obeys_masks(const char *policy);
+/* policy_file.c: whether a policy's name is a path; the struct in that file, and whether it says that it obeys masks (NULL: not asked) */
+bool moe_policy_is_file(const char *policy);
+enum moe_status moe_policy_file(const char *policy, struct starpu_sched_policy **out, bool *masks);
 
 /* parts.c: into parts [n_parts] from the caller's list; into e->parts by params and topology */
 enum moe_status moe_parts_from_specs(const struct moe_engine *e, const struct moe_part_spec *specs,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/machine.h"
+#include "engine/points.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -62,13 +63,13 @@ double moe_machine_clock_guess(void)
 	double khz = 0, ghz = 0;
 	char mhz[32];
 
-	if (f) {
+	if (f) { /* whole kHz, the same in every locale */
 		if (fscanf(f, "%lf", &khz) == 1)
 			ghz = khz * 1e-6;
 		fclose(f);
 	}
 	if (!(ghz > 0.2) && cpuinfo("cpu MHz", mhz, sizeof mhz))
-		ghz = strtod(mhz, NULL) * 1e-3;
+		ghz = moe_strtod(mhz, NULL) * 1e-3;
 	return ghz > 0.2 && ghz < 20 ? ghz : 2.5;
 }
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory with a home: the one place that asks for NUMA nodes. */
+#include "engine/available.h"
 #include "engine/internal.h"
+#include "engine/size.h"
 
 #include <errno.h>
 #include <numa.h>
@@ -100,6 +102,19 @@ void *moe_memory_take(struct moe_engine *e, size_t bytes, int part, const char *
 	if (!p)
 		*st = moe_fail(MOE_ERR_NOMEM, "no memory for %zu bytes of %s", bytes, purpose);
 	return p;
+}
+
+enum moe_status moe_memory_check(struct moe_engine *e, const char *what)
+{
+	size_t left = moe_memory_available(""), resident = moe_memory_resident(), total;
+
+	pthread_mutex_lock(&e->memory_lock);
+	total = e->memory_total;
+	pthread_mutex_unlock(&e->memory_lock);
+	if (e->dry || left == SIZE_MAX || total <= resident || total - resident <= left)
+		return MOE_OK;
+	return moe_fail(MOE_ERR_NOFIT, "%s: %s are needed, with what there is on this engine already; %s are available", what,
+			moe_size((int64_t)total).text, moe_size((int64_t)(left + resident)).text);
 }
 
 static struct moe_block_header *find(struct moe_engine *e, const void *p)

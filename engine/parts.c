@@ -122,7 +122,7 @@ enum moe_status moe_parts_make(struct moe_engine *e, const struct moe_engine_par
 	else
 		parts_from_topology(e);
 	if (e->n_parts > 1 && params->placement == MOE_PLACEMENT_STRICT &&
-	    !moe_engine_policy_obeys_masks(e->policy))
+	    !e->policy_masks)
 		return moe_fail(
 			MOE_ERR_CONFIG,
 			"policy \"%s\" is not known to keep tasks on their part's workers; use one "

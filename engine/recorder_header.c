@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a trace says about the machine and the engine; docs/trace-format.md lists the keys. */
 #include "engine/machine.h"
+#include "engine/points.h"
 #include "engine/recorder.h"
 
 #include <stdio.h>
@@ -86,6 +87,7 @@ static void put_rates(struct moe_mxt_text *t)
 void moe_recorder_header(const struct moe_recorder *rec, struct moe_mxt_text *t)
 {
 	const struct moe_engine *e = rec->engine;
+	void *before = moe_points_enter();
 	struct timespec real;
 	int version[3];
 
@@ -109,4 +111,5 @@ void moe_recorder_header(const struct moe_recorder *rec, struct moe_mxt_text *t)
 			 e->params.placement == MOE_PLACEMENT_STRICT ? "strict" : "soft");
 	put_rates(t);
 	moe_mxt_put_text(t, "hardware", rec->hardware_text);
+	moe_points_leave(before);
 }

@@ -22,22 +22,29 @@ const char *moe_policy_name(int index, int *masks)
 	return NULL;
 }
 
+static bool unprepared(const char *policy)
+{
+	return !strcmp(policy, "heteroprio") || !strcmp(policy, "graph_test");
+}
+
 enum moe_status moe_starpu_check_policy(const char *policy)
 {
 	char known[600];
 	const char *name;
 	size_t at = 0;
 
-	if (!strcmp(policy, "heteroprio") || !strcmp(policy, "graph_test"))
+	if (moe_policy_is_file(policy))
+		return moe_policy_file(policy, NULL, NULL);
+	if (unprepared(policy))
 		return moe_fail(MOE_ERR_CONFIG,
 				"policy \"%s\" needs a set-up that moesaic does not do", policy);
 	for (int i = 0; (name = moe_policy_name(i, NULL)); i++) {
 		if (!strcmp(name, policy))
 			return MOE_OK;
-		if (at < sizeof known)
+		if (at < sizeof known && !unprepared(name))
 			at += (size_t)snprintf(known + at, sizeof known - at, " %s", name);
 	}
-	return moe_fail(MOE_ERR_CONFIG, "StarPU has no scheduling policy \"%s\"; known:%s", policy,
+	return moe_fail(MOE_ERR_CONFIG, "StarPU has no scheduling policy \"%s\"; known:%s (one of yours: a path, with a slash)", policy,
 			known);
 }
 
@@ -121,6 +128,58 @@ int moe_starpu_workers(const struct moe_engine *e, int workers)
 	return MOE_MIN(e->topology.cpus, max);
 }
 
+/* Whole numbers that StarPU reads while it starts: it aborts where one is none, or negative. */
+static const char *const numbers[] = {
+	"STARPU_BACKOFF_MAX", "STARPU_BACKOFF_MIN", "STARPU_BUS_CALIBRATE", "STARPU_BUS_STATS", "STARPU_CALIBRATE",
+	"STARPU_CALIBRATE_MINIMUM", "STARPU_CATCH_SIGNALS", "STARPU_DISABLE_ASYNCHRONOUS_COPY", "STARPU_DISABLE_KERNELS",
+	"STARPU_DISABLE_PINNING", "STARPU_DISK_SWAP_SIZE", "STARPU_DISPLAY_BINDINGS", "STARPU_ENABLE_STATS", "STARPU_FXT_TRACE",
+	"STARPU_GLOBAL_ARBITER", "STARPU_HISTORY_MAX_ERROR", "STARPU_LIMIT_BANDWIDTH", "STARPU_LIMIT_CPU_MEM",
+	"STARPU_LIMIT_CPU_NUMA_MEM", "STARPU_MAIN_THREAD_BIND", "STARPU_MAIN_THREAD_COREID", "STARPU_MAIN_THREAD_CPUID",
+	"STARPU_MAX_MEMORY_USE", "STARPU_MAX_WORKERSIZE", "STARPU_MEMORY_STATS", "STARPU_MINIMUM_AVAILABLE_MEM",
+	"STARPU_MINIMUM_CLEAN_BUFFERS", "STARPU_MIN_WORKERSIZE", "STARPU_NCPU", "STARPU_NCPUS", "STARPU_NCUDA", "STARPU_NOPENCL",
+	"STARPU_NTASKS_THRESHOLD", "STARPU_NTHREADS_PER_CORE", "STARPU_PREFETCH", "STARPU_PROFILING", "STARPU_RESERVE_NCPU",
+	"STARPU_SILENT", "STARPU_SINGLE_COMBINED_WORKER", "STARPU_STATS", "STARPU_SYNTHESIZE_ARITY_COMBINED_WORKER",
+	"STARPU_TARGET_AVAILABLE_MEM", "STARPU_TARGET_CLEAN_BUFFERS", "STARPU_TASK_PROGRESS", "STARPU_TRACE_BUFFER_SIZE",
+	"STARPU_USE_NUMA", "STARPU_WATCHDOG_CRASH", "STARPU_WATCHDOG_DELAY", "STARPU_WATCHDOG_TIMEOUT", "STARPU_WINDOW_TIME_SIZE",
+	"STARPU_WORKERS_GETBIND", "STARPU_WORKERS_NOBIND", "STARPU_WORKER_STATS", "STARPU_WORKER_TREE",
+};
+
+static enum moe_status check_environment(const struct moe_engine *e)
+{
+	const char *list, *host = getenv("STARPU_HOSTNAME"), *threads = getenv("STARPU_NTHREADS_PER_CORE");
+	int per_core = hwloc_get_nbobjs_by_type(e->topology.hwloc, HWLOC_OBJ_PU) / MOE_MAX(e->topology.cpus, 1);
+
+	for (size_t i = 0; i < MOE_COUNT(numbers); i++) {
+		const char *value = getenv(numbers[i]);
+		char *end;
+
+		if (value && (strtol(value, &end, 10) < 0 || *end))
+			return moe_fail(MOE_ERR_CONFIG, "%s is \"%s\"; StarPU aborts where it is no whole number from 0",
+					numbers[i], value);
+	}
+	for (int i = 0; i < 2; i++) {
+		list = getenv(i ? "STARPU_WORKERS_COREID" : "STARPU_WORKERS_CPUID");
+		if (list && *list && (list[strspn(list, "0123456789 ,-")] || list[0] < '0' || list[0] > '9'))
+			return moe_fail(MOE_ERR_CONFIG, "STARPU_WORKERS_%s is \"%s\"; StarPU aborts where it is no list of numbers",
+					i ? "COREID" : "CPUID", list);
+	}
+	if (threads && *threads && (atoi(threads) < 1 || atoi(threads) > MOE_MAX(per_core, 1)))
+		return moe_fail(MOE_ERR_CONFIG, "STARPU_NTHREADS_PER_CORE is %s; cores here have %d and StarPU aborts", threads,
+				MOE_MAX(per_core, 1));
+	if (host && strchr(host, '/'))
+		return moe_fail(MOE_ERR_CONFIG, "STARPU_HOSTNAME is \"%s\"; StarPU names files by it and aborts where it has a slash",
+				host);
+	return MOE_OK;
+}
+
+/* "", or which variable leaves workers no cores. */
+static const char *cores_taken(void)
+{
+	return getenv("STARPU_RESERVE_NCPU")	     ? " (STARPU_RESERVE_NCPU is set)"
+	       : getenv("STARPU_MAIN_THREAD_BIND") ? " (STARPU_MAIN_THREAD_BIND is set)"
+						     : "";
+}
+
 /* Variables that StarPU prefers to its conf, or that would make a submission wait for its tasks. */
 static const char *const hidden[] = { "STARPU_SCHED", "STARPU_LIMIT_MAX_SUBMITTED_TASKS",
 				      "STARPU_LIMIT_MIN_SUBMITTED_TASKS" };
@@ -173,6 +232,7 @@ enum moe_status moe_starpu_start(struct moe_engine *e, int workers)
 	int rc;
 
 	MOE_TRY(check_cores(e));
+	MOE_TRY(check_environment(e));
 	MOE_TRY(ensure_starpu_home());
 	/* With its NUMA nodes StarPU would copy frozen weights between them. */
 	setenv("STARPU_USE_NUMA", "0", 0);
@@ -188,22 +248,26 @@ enum moe_status moe_starpu_start(struct moe_engine *e, int workers)
 	openblas_set_num_threads(1); /* the workers are the threads */
 	starpu_conf_init(&conf);
 	conf.precedence_over_environment_variables = 1;
-	conf.sched_policy_name = e->policy;
+	if (moe_policy_is_file(e->policy))
+		MOE_TRY(moe_policy_file(e->policy, &conf.sched_policy, &e->policy_masks));
+	else
+		e->policy_masks = moe_engine_policy_obeys_masks(e->policy);
+	conf.sched_policy_name = conf.sched_policy ? NULL : e->policy;
 	conf.ncpus = workers;
 	conf.ncuda = 0;
 	conf.nopencl = 0;
 	MOE_TRY(init_starpu(&conf, &rc));
 	if (rc)
-		return moe_fail(MOE_ERR_CONFIG, "StarPU does not start with %d workers: %s",
-				workers, strerror(-rc));
+		return moe_fail(MOE_ERR_CONFIG, "StarPU does not start with %d workers: %s%s",
+				workers, strerror(-rc), cores_taken());
 	starpu_profiling_status_set(STARPU_PROFILING_DISABLE);
 	e->n_workers = (int)starpu_cpu_worker_get_count();
 	if (e->n_workers != workers) {
 		int got = e->n_workers;
 
 		starpu_shutdown();
-		return moe_fail(MOE_ERR_CONFIG, "StarPU started %d workers instead of %d", got,
-				workers);
+		return moe_fail(MOE_ERR_CONFIG, "StarPU started %d workers instead of %d%s", got,
+				workers, cores_taken());
 	}
 	e->min_priority = starpu_sched_get_min_priority();
 	e->max_priority = starpu_sched_get_max_priority();

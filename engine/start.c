@@ -18,7 +18,7 @@ enum moe_status moe_start_make(struct moe_engine *e)
 {
 	struct moe_start_worker *s;
 
-	if (e->n_workers < 2 || !moe_engine_policy_obeys_masks(e->policy))
+	if (e->n_workers < 2 || !e->policy_masks)
 		return MOE_OK;
 	s = e->start.worker = moe_calloc((size_t)e->n_workers, sizeof *s);
 	if (!s)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/machine_file.h"
+#include "engine/points.h"
 #include "model/file.h"
 #include "model/json.h"
 
@@ -162,8 +163,10 @@ enum moe_status moe_machine_file_read(const char *path, struct moe_machine_rates
 static cJSON *rounded(double v)
 {
 	char text[32];
+	void *before = moe_points_enter();
 
 	snprintf(text, sizeof text, "%.5g", v);
+	moe_points_leave(before);
 	return cJSON_CreateRaw(text);
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a training state holds: arrays and scalars, and whether they are what was written. */
+#include "engine/points.h"
 #include "model/file.h"
 #include "model/json.h"
 #include "model/readers/safetensors_sum.h"
@@ -148,6 +149,7 @@ static bool add_scalar(cJSON *root, const struct moe_scalar *s)
 {
 	char text[64];
 	const char *value = text;
+	void *before = moe_points_enter();
 
 	if (s->kind == MOE_SCALAR_INT)
 		snprintf(text, sizeof text, "%lld", (long long)s->i);
@@ -155,6 +157,7 @@ static bool add_scalar(cJSON *root, const struct moe_scalar *s)
 		snprintf(text, sizeof text, "%.17g", s->r);
 	else
 		value = s->text ? s->text : "";
+	moe_points_leave(before);
 	return cJSON_AddStringToObject(root, s->key, value) != NULL;
 }
 
@@ -255,7 +258,7 @@ enum moe_status moe_state_real(const struct moe_state *s, const char *key, doubl
 	double v;
 
 	MOE_TRY(scalar_of(s->scalars, s->path, key, &text));
-	v = strtod(text, &end);
+	v = moe_strtod(text, &end);
 	if (end == text || *end)
 		return moe_fail(MOE_ERR_FORMAT, "%s: '%s' is '%.64s', not a number", s->path, key,
 				text);

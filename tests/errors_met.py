@@ -61,6 +61,7 @@ api/optimizer.c: another thread""",
 api/calibrate.c: a measurement gave
 codelets/kernels.c: the operating system refuses
 engine/engine.c: cannot create a thread
+engine/policy_file.c: policy %s: is linked with another
 engine/recorder.c: cannot create a thread
 engine/roof.c: cannot start
 engine/starpu_start.c: StarPU needs a folder

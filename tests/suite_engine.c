@@ -101,6 +101,7 @@ static void bad_parameters(const void *arg)
 	REFUSED(placement, (enum moe_placement)9, MOE_ERR_ARG, "placement is 9");
 	REFUSED(policy, "fastest", MOE_ERR_CONFIG, "\"fastest\"; known:");
 	CHECK(strstr(moe_last_error(), " lws") && strstr(moe_last_error(), " dmdas"));
+	CHECK(!strstr(moe_last_error(), " heteroprio")); /* not offered: it is refused */
 	REFUSED(policy, "", MOE_ERR_CONFIG, "known:");
 	REFUSED(policy, "heteroprio", MOE_ERR_CONFIG, "heteroprio");
 #undef REFUSED
@@ -144,6 +145,47 @@ static void one_policy(const void *arg)
 		_exit(check_failures() != 0); /* StarPU 1.3.10's own leaks are not looked for */
 }
 
+/* A module beside this program. */
+static void library(const char *name, char *path)
+{
+	ssize_t n = readlink("/proc/self/exe", path, 4000);
+
+	CHECK(n > 0);
+	path[n > 0 ? n : 0] = 0;
+	sprintf(strrchr(path, '/') + 1, "lib%s.so", name);
+}
+
+/* A policy in a file: opened by its path, named by it, and asked whether it obeys masks. */
+static void policy_file_child(const void *arg)
+{
+	char path[4096], bad[4096];
+	struct moe_engine_params p = { .struct_size = sizeof p, .workers = 4, .parts = 2 };
+	struct moe_engine *e;
+
+	(void)arg;
+	library("policy_example", path);
+	p.policy = path;
+	CHECK_OK(moe_engine_check_params(&p));
+	e = NULL;
+	CHECK_OK(moe_engine_open(&p, &e)); /* strict parts */
+	if (!e)
+		return;
+	CHECK(!strcmp(starpu_sched_ctx_get_sched_policy(0)->policy_name, "newest-first"));
+	CHECK(!strcmp(info_of(e).policy, path));
+	for (int i = 0; i < 5; i++) /* tasks end while others push */
+		run_graph(e, 2000, 3, 0);
+	CHECK(info_of(e).remote_tasks == 0);
+	CHECK_OK(moe_engine_close(e));
+
+	p.policy = "./no/such/policy.so";
+	CHECK_ERROR(moe_engine_open(&p, &e), MOE_ERR_CONFIG, "policy ./no/such/policy.so: cannot be loaded: ");
+	library("policy_none", bad);
+	p.policy = bad;
+	CHECK_ERROR(moe_engine_check_params(&p), MOE_ERR_CONFIG, "defines no struct starpu_sched_policy moesaic_policy");
+	library("policy_half", bad);
+	CHECK_ERROR(moe_engine_open(&p, &e), MOE_ERR_CONFIG, "needs policy_name, init_sched");
+}
+
 static void policies(void)
 {
 	const char *name;
@@ -160,6 +202,7 @@ static void policies(void)
 		run++;
 		in_child(name, one_policy, name);
 	}
+	in_child("a policy in a file", policy_file_child, NULL);
 	CHECK(run >= 8);
 	CHECK(moe_policy_name(-1, NULL) == NULL && moe_policy_name(1000, NULL) == NULL);
 }
@@ -177,6 +220,43 @@ static void environment_child(const void *arg)
 	CHECK((int)starpu_cpu_worker_get_count() == 2);
 	CHECK(!strcmp(starpu_sched_ctx_get_sched_policy(0)->policy_name, "lws"));
 	run_graph(e, 100, 1, 0);
+	CHECK_OK(moe_engine_close(e));
+}
+
+/* NAME=VALUE that StarPU aborts on while it starts, and what is said of it. */
+static const struct {
+	const char *setting, *says;
+} refused_settings[] = {
+	{ "STARPU_NCPU=two", "STARPU_NCPU is \"two\"; StarPU aborts" },
+	{ "STARPU_WATCHDOG_TIMEOUT=1s", "STARPU_WATCHDOG_TIMEOUT is \"1s\"" },
+	{ "STARPU_PROFILING=-1", "STARPU_PROFILING is \"-1\"" },
+	{ "STARPU_WORKERS_CPUID=all", "STARPU_WORKERS_CPUID is \"all\"" },
+	{ "STARPU_NTHREADS_PER_CORE=99", "STARPU_NTHREADS_PER_CORE is 99; cores here have" },
+	{ "STARPU_HOSTNAME=a/b", "STARPU_HOSTNAME is \"a/b\"" },
+	{ "STARPU_RESERVE_NCPU=1000", "(STARPU_RESERVE_NCPU is set)" },
+};
+
+static void refused_settings_child(const void *arg)
+{
+	struct moe_engine_params p = { .struct_size = sizeof p, .workers = 2 };
+	struct moe_engine *e;
+
+	(void)arg;
+	for (size_t i = 0; i < MOE_COUNT(refused_settings); i++) {
+		const char *setting = refused_settings[i].setting, *value = strchr(setting, '=') + 1;
+		char name[40];
+
+		snprintf(name, sizeof name, "%.*s", (int)(value - setting) - 1, setting);
+		setenv(name, value, 1);
+		CHECK_ERROR(moe_engine_open(&p, &e), MOE_ERR_CONFIG, refused_settings[i].says);
+		unsetenv(name);
+	}
+	/* empty ones are not set */
+	setenv("STARPU_NCPU", "", 1);
+	setenv("MOESAIC_ISA", "", 1);
+	e = NULL;
+	CHECK_OK(moe_engine_open(&p, &e));
+	run_graph(e, 20, 1, 0);
 	CHECK_OK(moe_engine_close(e));
 }
 
@@ -211,6 +291,7 @@ static void no_home_child(const void *arg)
 static void environment(void)
 {
 	in_child("STARPU_NCPU, STARPU_SCHED", environment_child, NULL);
+	in_child("settings that StarPU aborts on", refused_settings_child, NULL);
 	in_child("STARPU_HOME below a file", unwritable_child, "STARPU_HOME=/dev/null/x");
 	in_child("STARPU_HOME in /proc", unwritable_child, "STARPU_HOME=/proc");
 	in_child("HOME in /proc", unwritable_child, "HOME=/proc/sys");

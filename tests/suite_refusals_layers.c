@@ -183,6 +183,62 @@ static enum moe_status layer_rows(struct moe_expert_layer *l)
 	return st;
 }
 
+/* One token each in x and out, whose strides the rows change. */
+static enum moe_status forward_of(struct moe_expert_layer *l, struct moe_array x, struct moe_array out)
+{
+	static float weights[4] = { 1, 1, 1, 1 };
+	static int32_t chosen[4];
+	struct moe_array w = { .data = data, .dtype = MOE_F32, .ndim = 3, .shape = { 2, 16, 16 } };
+	struct moe_array i = { .data = chosen, .dtype = MOE_I32, .ndim = 2, .shape = { 4, 1 } };
+	struct moe_array p = { .data = weights, .dtype = MOE_F32, .ndim = 2, .shape = { 4, 1 } };
+
+	CU_ASSERT_EQUAL_FATAL(moe_experts_load(l, &w, &w, &w, NULL, 0), MOE_OK);
+	CU_ASSERT_EQUAL_FATAL(moe_experts_init_lora(l, 1), MOE_OK);
+	return moe_experts_forward(l, &x, &i, &p, 1, &out);
+}
+
+static float four_rows[2][16 * 16];
+
+static struct moe_array rows_at(int which, int64_t row, int64_t column)
+{
+	return (struct moe_array){
+		.data = four_rows[which], .dtype = MOE_F32, .ndim = 2, .shape = { 4, 16 }, .strides = { row, column }
+	};
+}
+
+static enum moe_status layer_one_place(struct moe_expert_layer *l)
+{
+	/* rows may be read from one place; written ones may be apart, or columns first */
+	CU_ASSERT_EQUAL(forward_of(l, rows_at(0, 0, 1), rows_at(1, 1, 4)), MOE_OK);
+	CU_ASSERT_EQUAL(forward_of(l, rows_at(0, 16, 1), rows_at(1, 3, 16)), MOE_ERR_STATE); /* a forward is kept: the arrays are good */
+	CU_ASSERT_EQUAL(moe_experts_drop(l), MOE_OK);
+	CU_ASSERT_EQUAL(forward_of(l, rows_at(0, 16, 1), rows_at(1, 8, 1)), MOE_ERR_ARG);
+	CU_ASSERT_EQUAL(forward_of(l, rows_at(0, 16, 1), rows_at(1, 16, 0)), MOE_ERR_ARG);
+	return forward_of(l, rows_at(0, 16, 1), rows_at(1, 0, 1));
+}
+static enum moe_status layer_far(struct moe_expert_layer *l)
+{
+	return forward_of(l, rows_at(0, (int64_t)1 << 62, 1), rows_at(1, 16, 1));
+}
+static enum moe_status layer_negative(struct moe_expert_layer *l)
+{
+	struct moe_array x = rows_at(0, 0, 0);
+
+	x.shape[0] = -4;
+	return forward_of(l, x, rows_at(1, 0, 0));
+}
+static enum moe_status layer_grad_in_one_place(struct moe_expert_layer *l)
+{
+	struct moe_array g = rows_at(0, 16, 1), gx = rows_at(1, 0, 1), gw = rows_at(1, 0, 0);
+
+	CU_ASSERT_EQUAL_FATAL(forward_of(l, g, rows_at(1, 16, 1)), MOE_OK);
+	CU_ASSERT_EQUAL(moe_experts_backward(l, &g, 1, &gx, NULL), MOE_ERR_ARG);
+	gx.strides[0] = 16;
+	gw.shape[1] = 1;
+	gw.strides[1] = 1; /* [4, 1] in one place */
+	return moe_experts_backward(l, &g, 1, &gx, &gw);
+}
+
 #define LAYER(name)                                                                                \
 	CALL(of_##name)                                                                            \
 	{                                                                                          \
@@ -203,6 +259,10 @@ LAYER(codes)
 LAYER(alike)
 LAYER(checkpoint)
 LAYER(rows)
+LAYER(one_place)
+LAYER(far)
+LAYER(negative)
+LAYER(grad_in_one_place)
 
 #define CODES(name)                                                                                \
 	CALL(of_##name)                                                                            \
@@ -223,6 +283,30 @@ CALL(of_no_rank)
 	CU_ASSERT_EQUAL_FATAL(moe_experts_create(r->engine, &r->e, &l), MOE_OK);
 	st = moe_experts_init_lora(l, 1);
 	moe_experts_destroy(l);
+	return st;
+}
+/* More than any machine has: mapping it goes, writing it would end the process. */
+CALL(too_much)
+{
+	struct moe_expert_layer *l = NULL;
+	enum moe_status st;
+
+	r->e.hidden = 512;
+	r->e.lora_rank = 1 << 29;
+	st = moe_experts_create(r->engine, &r->e, &l);
+	moe_experts_destroy(l);
+	return st;
+}
+CALL(block_too_much)
+{
+	struct moe_block *b = NULL;
+	enum moe_status st;
+
+	r->b.hidden = 512;
+	r->b.lora_rank = 1 << 29;
+	r->b.lora_alpha = 1;
+	st = moe_block_create(r->engine, &r->b, &b);
+	moe_block_destroy(b);
 	return st;
 }
 CALL(of_nothing_to_train)
@@ -289,6 +373,12 @@ static const struct row layers[] = {
 	{ of_alike, MOE_ERR_ARG, "up_proj is BF16 and gate_proj F32; they must be alike" },
 	{ of_checkpoint, MOE_ERR_ARG, "out has 2147483648 rows; at most" },
 	{ of_rows, MOE_ERR_ARG, "x has 4 rows, moe_rows_create of its data was told 2" },
+	{ of_one_place, MOE_ERR_ARG, "out has strides 0 and 1: elements of shape [4, 16] would be written to one place" },
+	{ of_far, MOE_ERR_ARG, "x has strides 4611686018427387904 and 1 (in elements): it ends beyond any memory" },
+	{ of_negative, MOE_ERR_ARG, "x has shape [-4, 16]: negative" },
+	{ of_grad_in_one_place, MOE_ERR_ARG, "grad_weights has strides 0 and 1: elements" },
+	{ too_much, MOE_ERR_NOFIT, "experts: " },
+	{ block_too_much, MOE_ERR_NOFIT, "block: " },
 	{ of_codes_unsized, MOE_ERR_ARG, "quantised arrays: struct_size is not set" },
 	{ of_codes_null, MOE_ERR_ARG, "it is NULL" },
 	{ of_codes_experts, MOE_ERR_ARG, "codes must have 2 experts as its first dimension" },

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/card.h"
+#include "engine/points.h"
 
 #include "model/file.h"
 
@@ -24,6 +25,7 @@ enum moe_status moe_train_card_write(const char *dir, const struct moe_train_car
 {
 	char eval[64] = "not measured", taken[64] = "";
 	char *path = moe_path_join(dir, "README.md"), *text;
+	void *before = moe_points_enter();
 	enum moe_status st;
 
 	if (isfinite(c->eval_loss))
@@ -47,6 +49,7 @@ enum moe_status moe_train_card_write(const char *dir, const struct moe_train_car
 			  (long long)c->steps, taken,
 			  (long long)c->trained_tokens, c->learning_rate, c->first_loss,
 			  c->last_loss, eval, (long long)c->tokens->n_docs, c->tokens->hash);
+	moe_points_leave(before);
 	st = path && text ? moe_file_write(path, text, strlen(text))
 			  : moe_fail(MOE_ERR_NOMEM, "no memory for the model card");
 	moe_free(path);

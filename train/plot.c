@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/plot.h"
+#include "engine/points.h"
 
 #include "model/file.h"
 
@@ -137,6 +138,7 @@ enum moe_status moe_train_plot(const struct moe_train_log *log)
 {
 	struct plot p = { 0 };
 	char *path = moe_path_join(log->dir, "training_loss.svg");
+	void *before = moe_points_enter();
 	enum moe_status st;
 	bool evaluated;
 
@@ -163,6 +165,7 @@ enum moe_status moe_train_plot(const struct moe_train_log *log)
 	     "<text x=\"%d\" y=\"22\" text-anchor=\"end\">thin: each step, thick: running mean%s"
 	     "</text>\n</svg>\n",
 	     LEFT, WIDTH - RIGHT, evaluated ? ", red: held-out" : "");
+	moe_points_leave(before);
 	st = path && !p.failed ? moe_file_write(path, p.text, p.n)
 			       : moe_fail(MOE_ERR_NOMEM, "no memory for the loss plot");
 	moe_free(path);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/schedule.h"
+#include "engine/points.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -178,7 +179,7 @@ static enum moe_status set_argument(struct moe_schedule *s, enum argument a, con
 		return parse_shape(key, text, &s->warmup_shape);
 	if (a == DECAY_TYPE)
 		return parse_shape(key, text, &s->decay_shape);
-	v = strtod(text, &end);
+	v = moe_strtod(text, &end);
 	if (end == text || *end || !isfinite(v) || v < 0 || v > 1e15)
 		return moe_fail(MOE_ERR_ARG, "schedule argument %s: \"%s\" is not a number from 0",
 				key, text);

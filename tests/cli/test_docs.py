@@ -76,6 +76,8 @@ class Docs(Case):
         self.good("train", "--model", model, "--data", self.path("chats.jsonl"), "--output-dir", self.path("adapter"), "--max-steps", 2, "--quiet",
                   "--threads", 2, "--trace", self.path("run.mxt"))  # fmt: skip
         os.symlink("adapter", self.path("DIR"))
+        # what the block's compiler makes of examples/policy.c
+        shutil.copy(os.path.join(os.environ["MOESAIC_BUILD"], "tests", "libpolicy_example.so"), self.path("policy.so"))
 
     def type(self, command):
         if command.startswith("sqlite3") and not shutil.which("sqlite3"):

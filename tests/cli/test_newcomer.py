@@ -4,13 +4,14 @@ odd paths, Ctrl-C, two runs into one folder."""
 
 import os
 import pwd
+import resource
 import shutil
 import signal
 import subprocess
 import time
 import unittest
 
-from support import MODEL, QUICK_TEMPLATE, ROOT, TOOL, VENV_PYTHON, Case, environment, save_tokens, documents
+from support import MODEL, QUICK_TEMPLATE, ROOT, SANITIZED, TOOL, VENV_PYTHON, Case, environment, save_tokens, documents
 
 FAULT = os.environ["MOESAIC_FAULT"]
 ROWS = '{"instruction": "Gr\u00fc\u00df Gott, wer bist du?", "output": "Ich bin m\u00fcde \u2014 \u65e5\u672c"}\n' * 3
@@ -158,6 +159,42 @@ class Newcomer(Case):
         line = self.bad_training(2, "--trace", trace, "--eval-data", self.path("absent.safetensors"))
         self.assertIn("absent.safetensors: No such file", line)
         self.assertEqual(self.read("t.mxt"), b"kept")
+
+    def test_closed_standard_files(self):
+        """`>&-` as daemons and cron have it: no file gets their numbers, so nothing that is printed lands in one; no Python trace."""
+        trace = self.path("run.mxt")
+        flags = [str(a) for a in self.train_arguments("--max-steps", 2, "--trace", trace) if a != "--quiet"]
+        rows = self.write("rows.jsonl", '{"text": "some words"}\n')
+        python = [environment()["MOESAIC_PYTHON"], "-m", "moesaic.data"]
+        for closed in ("<&-", ">&-", "<&- >&-", "<&- >&- 2>&-"):
+            def run(*command, closed=closed):
+                line = ["sh", "-c", f'exec "$@" {closed}', "sh", *map(str, command)]
+                return subprocess.run(line, capture_output=True, text=True, env=environment(), timeout=120)
+
+            code = 2 if ">&-" in closed else 0
+            with self.subTest(closed=closed):
+                result = run(TOOL, *flags, "--overwrite")
+                self.assertEqual(result.returncode, code, result.stderr)
+                self.assertIn("good: ", self.good("trace", "check", trace).stdout)
+                for command in ([TOOL, "data"], python):
+                    result = run(*command, "--model", MODEL, "--data", rows)
+                    self.assertEqual(result.returncode, code, result.stderr)
+                    self.assertNotIn("Traceback", result.stderr)
+                result = run(TOOL, "generate", "--model", MODEL, "--raw", "Hello", "--max-new-tokens", 2)
+                self.assertEqual(result.returncode, code, result.stderr)
+                self.assertEqual(run(TOOL, "trace", "summary", trace).returncode, code)
+
+    @unittest.skipIf(SANITIZED, "a sanitizer reserves more")
+    def test_little_address_space(self):
+        """`ulimit -v` below what OpenBLAS's threads reserve, 128 MiB a core: every command ends, with an answer or one line."""
+        for size in (120 << 20, 160 << 20, 400 << 20):
+            def run(*command, size=size):
+                return subprocess.run([TOOL, *map(str, command)], capture_output=True, text=True, env=environment(), timeout=60,
+                                      preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (size, size)))  # fmt: skip
+
+            self.assertEqual(run("--version").stdout, self.good("--version").stdout)
+            self.assertEqual(run("inspect", MODEL).returncode, 0)
+            self.assertEqual(run("train", "--nonsense").returncode, 2)
 
     def test_interrupted(self):
         """Ctrl-C while other commands work: code 130 or the signal's own death, nothing under the final name, and the next one works."""

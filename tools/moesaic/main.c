@@ -2,10 +2,13 @@
 /* moesaic COMMAND: finds the command, parses its flags, runs it. Each command is a file of its own. */
 #include "tools/moesaic/commands.h"
 #include "tools/moesaic/generate_text.h"
+#include "tools/standard_files.h"
 
 #include <errno.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 const struct command *const cli_commands[] = {
@@ -41,6 +44,26 @@ static const char *beside(const char *name, char *buf, size_t size)
 		return NULL;
 	memcpy(slash + 1, name, length);
 	return buf;
+}
+
+/*
+ * When OpenBLAS is loaded it starts a thread per core, and each asks for 128 MiB until it gets them: where `ulimit -v`
+ * leaves no room for all, the end of the program waits for them for ever. They are of no use here (workers are the
+ * engine's), and what says so has to be there before loading: the program begins once more.
+ */
+static void begin_without_blas_threads(char **argv)
+{
+	char path[4096];
+	struct rlimit limit;
+	ssize_t n;
+
+	if (getrlimit(RLIMIT_AS, &limit) || limit.rlim_cur == RLIM_INFINITY || getenv("OPENBLAS_NUM_THREADS"))
+		return;
+	n = readlink("/proc/self/exe", path, sizeof path - 1);
+	if (n <= 0 || setenv("OPENBLAS_NUM_THREADS", "1", 1))
+		return;
+	path[n] = 0;
+	execv(path, argv); /* where that fails, as if nothing had been tried */
 }
 
 static int run_external(char **argv)
@@ -134,6 +157,8 @@ int main(int argc, char **argv)
 {
 	int rc;
 
+	begin_without_blas_threads(argv);
+	standard_files_take();
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is then an error of write, with a text */
 	moe_log_set(print_log, NULL);

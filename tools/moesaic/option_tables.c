@@ -172,7 +172,7 @@ const struct option options_machine[] = {
 	  0, "", NULL },
 	{ "weights", OPTION_CHOICE, 0, "keep|bf16|int8|int4|fp8|mxfp4", "keep",
 	  "format of plain experts in memory; keep: as stored", 0, 0, "", NULL },
-	{ "policy", OPTION_TEXT, 0, "NAME", "lws", "StarPU's scheduling policy", 0, 0, "", NULL },
+	{ "policy", OPTION_TEXT, 0, "NAME", "lws", "StarPU's scheduling policy, or a path", 0, 0, "", NULL },
 	{ .name = NULL },
 };
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* moesaic-trace SUBCOMMAND: reads and analyses traces. `moesaic trace` runs it. */
+#include "tools/standard_files.h"
 #include "tools/trace/command.h"
 
 #include <errno.h>
@@ -25,6 +26,7 @@ static int finish(int rc)
 
 int main(int argc, char **argv)
 {
+	standard_files_take();
 	if (argc < 2) {
 		usage(stderr);
 		return TRACE_EXIT_BAD;
