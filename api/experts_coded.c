@@ -22,16 +22,15 @@ static enum moe_status check_blocks(const struct moe_expert_layer *l, int64_t ro
 }
 
 /* One coding per matrix, which can be quantised again where it is trained. */
-static enum moe_status check_codings(const struct moe_expert_layer *l, struct moe_quantised *q, bool fused,
+static enum moe_status check_codings(const struct moe_expert_layer *l, const struct moe_quantised *q, bool fused,
 				     const char *const *names, struct moe_coding *out)
 {
 	int E = l->layer.E;
 
 	for (int i = 0; i < MOE_EXPERT_MATRICES * E; i++) {
-		struct moe_coding *c = &q[i].coding;
-		enum moe_status st = fused && i == 0 ? check_blocks(l, q[i].rows) : MOE_OK;
+		const struct moe_coding *c = &q[i].coding;
+		enum moe_status st = fused && i == 0 ? check_blocks(l, c->rows) : MOE_OK;
 
-		c->rows = q[i].rows;
 		if (st != MOE_OK)
 			return in_expert(l, st, i / E, i % E);
 		if (i % E == 0) {
@@ -66,7 +65,7 @@ static enum moe_status submit(struct moe_expert_layer *l, const struct moe_repac
 	return st;
 }
 
-enum moe_status moe_experts_pack_quantised(struct moe_expert_layer *l, struct moe_quantised *q, bool fused,
+enum moe_status moe_experts_pack_quantised(struct moe_expert_layer *l, const struct moe_quantised *q, bool fused,
 					   const char *const *names, const int64_t *map)
 {
 	struct moe_coding coding[MOE_EXPERT_MATRICES];
