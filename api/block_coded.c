@@ -68,7 +68,6 @@ enum moe_status moe_open_stored(const struct moe_format *f, const struct moe_sto
 		*q = (struct moe_quantised){ .coding = { .format = f },
 					     .n = s->n,
 					     .k = s->k,
-					     .rows = 1,
 					     .codes = s->codes,
 					     .scale = s->scale,
 					     .zero = s->zero };
@@ -127,11 +126,9 @@ static enum moe_status take_memory(struct moe_block *b, enum moe_expert_matrix w
 {
 	const struct moe_experts_part *part = &b->layer.part[0];
 	const struct moe_weight *w = which == MOE_GATE ? part->gate : which == MOE_UP ? part->up : part->down;
-	struct moe_coding c = moe_coding_stored(q);
-
-	if (w->data && moe_coding_alike(&w->coding, &c, false))
+	if (w->data && moe_coding_alike(&w->coding, &q->coding, false))
 		return MOE_OK;
-	MOE_TRY(moe_experts_take_matrix(b->engine, &b->layer, which, &c));
+	MOE_TRY(moe_experts_take_matrix(b->engine, &b->layer, which, &q->coding));
 	return b->capacity < 0 ? MOE_OK
 			       : moe_engine_reserve_scratch(b->engine,
 							    moe_experts_worker_scratch(&b->layer, b->capacity));

@@ -6,6 +6,8 @@
 #include "api/machine.h"
 #include "engine/available.h"
 
+#include <math.h>
+
 static enum moe_status check_sizes(const struct moe_experts_params *p)
 {
 	double matrix = 24.0 * p->experts * p->intermediate * p->hidden;
@@ -287,6 +289,7 @@ enum moe_status moe_experts_get_info(struct moe_expert_layer *l, struct moe_expe
 		.scale = l->layer.scale,
 		.touched_bytes = l->touched.bytes,
 		.touch_seconds = l->touched.seconds,
+		.load_error = l->load_error.all > 0 ? sqrt(l->load_error.wrong / l->load_error.all) : 0,
 	};
 	pthread_mutex_unlock(&l->space->lock);
 	moe_experts_leave(l);

@@ -58,6 +58,8 @@ struct moe_experts_pass {
 	bool kept;
 };
 
+struct moe_st_tensor;
+
 struct moe_expert_layer {
 	struct moe_engine *engine;
 	struct moe_experts_params params;
@@ -82,6 +84,9 @@ struct moe_expert_layer {
 	enum moe_dropout_mode dropout;
 	int64_t dropout_step, dropout_position; /* step < 0: steps */
 	bool loaded, lora_ready;
+	struct moe_load_error { /* squares, summed over some rows */
+		double wrong, all; /* of the differences to the source; of the source */
+	} load_error;
 	/* gradient window */
 	struct moe_gradient *bound[MOE_BOUND]; /* the caller's; NULL: not bound */
 	struct moe_array buffer[MOE_BOUND];    /* as they were bound */
@@ -123,7 +128,10 @@ enum moe_status moe_experts_load_rows(struct moe_expert_layer *l, const void *co
  * experts_coded.c: into a layer with a weight_format; q, rows [3 E] in the order of the arrays. fused: gate and up of an
  * expert are the same matrix [2 I, H], gate rows first. names [3 E]: of the tensors of scales, or NULL. Waits.
  */
-enum moe_status moe_experts_pack_quantised(struct moe_expert_layer *l, struct moe_quantised *q, bool fused,
+/* Adds some rows of q's to l->load_error: their source is the file's tensor, or floats [n, k]. MOE_ERR_NOMEM. */
+enum moe_status moe_experts_add_error(struct moe_expert_layer *l, const struct moe_quantised *q,
+				      const struct moe_st_tensor *file, const void *floats, enum moe_dtype dtype);
+enum moe_status moe_experts_pack_quantised(struct moe_expert_layer *l, const struct moe_quantised *q, bool fused,
 					   const char *const *names, const int64_t *map);
 enum moe_status moe_experts_pack_floats(struct moe_expert_layer *l, const void *const *rows, enum moe_dtype dtype,
 					const int64_t *map);

@@ -3,6 +3,9 @@
 #include "api/experts.h"
 
 #include "codelets/kernels/packed/requantise.h"
+#include "model/quantised.h"
+
+#define ERROR_ROWS 16 /* of a matrix, at most: enough for two digits of the error */
 
 static enum moe_status in_expert(const struct moe_expert_layer *l, enum moe_status st, int i, int64_t row)
 {
@@ -22,16 +25,15 @@ static enum moe_status check_blocks(const struct moe_expert_layer *l, int64_t ro
 }
 
 /* One coding per matrix, which can be quantised again where it is trained. */
-static enum moe_status check_codings(const struct moe_expert_layer *l, struct moe_quantised *q, bool fused,
+static enum moe_status check_codings(const struct moe_expert_layer *l, const struct moe_quantised *q, bool fused,
 				     const char *const *names, struct moe_coding *out)
 {
 	int E = l->layer.E;
 
 	for (int i = 0; i < MOE_EXPERT_MATRICES * E; i++) {
-		struct moe_coding *c = &q[i].coding;
-		enum moe_status st = fused && i == 0 ? check_blocks(l, q[i].rows) : MOE_OK;
+		const struct moe_coding *c = &q[i].coding;
+		enum moe_status st = fused && i == 0 ? check_blocks(l, c->rows) : MOE_OK;
 
-		c->rows = q[i].rows;
 		if (st != MOE_OK)
 			return in_expert(l, st, i / E, i % E);
 		if (i % E == 0) {
@@ -66,7 +68,7 @@ static enum moe_status submit(struct moe_expert_layer *l, const struct moe_repac
 	return st;
 }
 
-enum moe_status moe_experts_pack_quantised(struct moe_expert_layer *l, struct moe_quantised *q, bool fused,
+enum moe_status moe_experts_pack_quantised(struct moe_expert_layer *l, const struct moe_quantised *q, bool fused,
 					   const char *const *names, const int64_t *map)
 {
 	struct moe_coding coding[MOE_EXPERT_MATRICES];
@@ -91,6 +93,32 @@ enum moe_status moe_experts_pack_quantised(struct moe_expert_layer *l, struct mo
 	return st;
 }
 
+enum moe_status moe_experts_add_error(struct moe_expert_layer *l, const struct moe_quantised *q,
+				      const struct moe_st_tensor *file, const void *floats, enum moe_dtype dtype)
+{
+	struct moe_load_error *sum = &l->load_error;
+	size_t k = (size_t)q->k;
+	float *want = moe_alloc(2 * k, sizeof *want), *got = want + k;
+
+	if (!want)
+		return moe_fail(MOE_ERR_NOMEM, "no memory for %d experts", l->layer.E);
+	for (int64_t row = 0; row < q->n; row += (q->n + ERROR_ROWS - 1) / ERROR_ROWS) {
+		if (file)
+			moe_st_quantised_row(file, q, row, 0, q->k, want);
+		else
+			moe_to_f32(want, (const char *)floats + (size_t)row * k * moe_dtype_size(dtype), dtype, k);
+		moe_dequantise_row(q, row, 0, q->k, got);
+		for (size_t i = 0; i < k; i++) {
+			double off = (double)got[i] - (double)want[i];
+
+			sum->wrong += off * off;
+			sum->all += (double)want[i] * (double)want[i];
+		}
+	}
+	moe_free(want);
+	return MOE_OK;
+}
+
 /* Floats: masters take them where they are trained, else whole matrices become codes here. */
 enum moe_status moe_experts_pack_floats(struct moe_expert_layer *l, const void *const *rows, enum moe_dtype dtype,
 					const int64_t *map)
@@ -101,11 +129,14 @@ enum moe_status moe_experts_pack_floats(struct moe_expert_layer *l, const void *
 	void **memory = moe_calloc((size_t)n_all, sizeof *memory);
 	enum moe_status st = q && memory ? MOE_OK : moe_fail(MOE_ERR_NOMEM, "no memory for %d experts", E);
 
+	l->load_error = (struct moe_load_error){ 0 };
 	for (int i = 0; st == MOE_OK && i < n_all; i++) {
 		bool down = i / E == MOE_DOWN;
 		int64_t n = down ? l->layer.H : l->layer.I, k = down ? l->layer.I : l->layer.H;
 
 		st = moe_quantise(f, rows[i], dtype, n, k, k, &q[i], &memory[i]);
+		if (st == MOE_OK)
+			st = moe_experts_add_error(l, &q[i], NULL, rows[i], dtype);
 		if (st != MOE_OK)
 			in_expert(l, st, i / E, i % E);
 	}
@@ -189,6 +220,7 @@ static enum moe_status load(struct moe_expert_layer *l, const struct moe_quantis
 	q = moe_calloc((size_t)(MOE_EXPERT_MATRICES * E), sizeof *q);
 	if (!q)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for %d experts", E);
+	l->load_error = (struct moe_load_error){ 0 };
 	for (int i = 0; st == MOE_OK && i < MOE_EXPERT_MATRICES * E; i++) {
 		st = arrays[i / E] ? open_row(l, arrays[i / E], n, i / E, i % E, &q[i])
 				   : moe_fail(MOE_ERR_ARG, "it is NULL");

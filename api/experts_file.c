@@ -128,7 +128,7 @@ static enum moe_status find_fused_coded(const struct moe_expert_layer *l,
 	return MOE_OK;
 }
 
-static enum moe_status find_each_coded(const struct moe_expert_layer *l,
+static enum moe_status find_each_coded(struct moe_expert_layer *l,
 				       const struct moe_safetensors *st, const char *prefix,
 				       const struct place *place, struct coded *c)
 {
@@ -153,12 +153,14 @@ static enum moe_status find_each_coded(const struct moe_expert_layer *l,
 			MOE_TRY(check_format(l, &t));
 		c->q[i] = t.q;
 		c->scale[i] = t.scale->name;
+		if (t.codes->codes && t.codes->codes->exact)
+			MOE_TRY(moe_experts_add_error(l, &t.q, t.codes, NULL, MOE_F32));
 	}
 	c->found = true;
 	return check_no_more(l, st, prefix, place);
 }
 
-static enum moe_status find_coded(const struct moe_expert_layer *l,
+static enum moe_status find_coded(struct moe_expert_layer *l,
 				  const struct moe_safetensors *st, const char *prefix,
 				  struct coded *c)
 {
@@ -174,9 +176,11 @@ static enum moe_status load_coded(struct moe_expert_layer *l, const struct moe_s
 {
 	size_t n = (size_t)(MOE_EXPERT_MATRICES * l->layer.E);
 	struct coded c = { .q = moe_calloc(n, sizeof *c.q), .scale = moe_calloc(n, sizeof *c.scale) };
-	enum moe_status st = c.q && c.scale ? find_coded(l, file, prefix, &c)
-					    : moe_fail(MOE_ERR_NOMEM, "no memory for %d experts", l->layer.E);
+	enum moe_status st;
 
+	l->load_error = (struct moe_load_error){ 0 };
+	st = c.q && c.scale ? find_coded(l, file, prefix, &c)
+			    : moe_fail(MOE_ERR_NOMEM, "no memory for %d experts", l->layer.E);
 	*found = c.found;
 	if (st == MOE_OK && c.found)
 		st = moe_experts_pack_quantised(l, c.q, c.fused, c.scale, map);

@@ -33,7 +33,7 @@ enum moe_status moe_fetch_bytes(struct moe_fetch *f, const void *from, size_t by
 
 bool moe_fetch_has_rows(const struct moe_quantised *q)
 {
-	int64_t blocks = (q->n + q->rows - 1) / q->rows;
+	int64_t blocks = (q->n + q->coding.rows - 1) / q->coding.rows;
 
 	/* transposed layouts have columns / 8 or groups first: no format has groups of 8 columns */
 	return q->codes.shape[0] == q->n && q->scale.shape[0] == blocks &&
@@ -61,8 +61,8 @@ enum moe_status moe_fetch_coded(struct moe_fetch *f, const struct moe_quantised 
 	struct moe_array *arrays[] = { &out->codes, &out->scale, &out->zero };
 	size_t bytes[MOE_COUNT(arrays)], all = 0, at = 0;
 	bool part = moe_fetch_has_rows(q);
-	int64_t from = part ? row0 / q->rows * q->rows : 0, n = part ? row0 + rows - from : q->n,
-		blocks = (n + q->rows - 1) / q->rows;
+	int64_t from = part ? row0 / q->coding.rows * q->coding.rows : 0, n = part ? row0 + rows - from : q->n,
+		blocks = (n + q->coding.rows - 1) / q->coding.rows;
 
 	*out = *q;
 	*first = from;
@@ -73,7 +73,7 @@ enum moe_status moe_fetch_coded(struct moe_fetch *f, const struct moe_quantised 
 
 		bytes[i] = cut(arrays[i],
 			       !part ? 0
-			       : i   ? from / q->rows
+			       : i   ? from / q->coding.rows
 				     : from,
 			       !part ? lines
 			       : i   ? blocks

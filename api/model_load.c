@@ -148,9 +148,7 @@ enum moe_status moe_load_begin_coded(struct moe_loader *l, const struct moe_st_q
 static enum moe_status load_coded(struct moe_loader *l, enum moe_role role, int layer,
 				  const struct moe_st_quantised *t, int part, struct moe_weight *w)
 {
-	struct moe_coding c = moe_coding_stored(&t->q);
-
-	MOE_TRY(moe_load_check_requantise(l, role, layer, t->codes, &c, t->q.n, t->q.k));
+	MOE_TRY(moe_load_check_requantise(l, role, layer, t->codes, &t->q.coding, t->q.n, t->q.k));
 	if (!w->data)
 		w->data =
 			take(l->m, moe_coded_bytes(&t->q.coding, t->q.n, t->q.k), part, "weights");

@@ -49,14 +49,14 @@ static enum moe_status load_single(struct moe_loader *l, int layer, struct moe_e
 static enum moe_status other_coding(const struct moe_loader *l, enum moe_role role, const struct moe_st_quantised *t,
 				    const struct moe_coding *first)
 {
-	struct moe_coding c = moe_coding_stored(&t->q);
+	const struct moe_coding *c = &t->q.coding;
 
-	if (moe_coding_alike(&c, first, moe_model_trains(l->m, role)))
+	if (moe_coding_alike(c, first, moe_model_trains(l->m, role)))
 		return MOE_OK;
 	return moe_fail(MOE_ERR_UNSUPPORTED,
 			"%s is %s with a scale (%s) per %lld columns of %lld rows, the layer's first expert %s with one "
 			"(%s) per %lld of %lld: one format is expected",
-			t->codes->name, c.format->name, moe_dtype_name(c.scale), (long long)c.group, (long long)c.rows,
+			t->codes->name, c->format->name, moe_dtype_name(c->scale), (long long)c->group, (long long)c->rows,
 			first->format->name, moe_dtype_name(first->scale), (long long)first->group,
 			(long long)first->rows);
 }
@@ -150,7 +150,7 @@ static enum moe_status stored_coding(struct moe_loader *l, int layer, struct exp
 						 &found));
 		if (!found)
 			return missing_coded(l, role, layer, 0);
-		c->coding[j] = moe_coding_stored(&t.q);
+		c->coding[j] = t.q.coding;
 		c->codes[j] = t.codes;
 	}
 	return MOE_OK;
@@ -205,7 +205,6 @@ static void describe_experts(struct moe_loader *l, struct moe_experts *e, enum m
 				continue;
 			}
 			q.coding = coding[j];
-			q.rows = coding[j].rows;
 			for (int p = 0; p < e->P; p++)
 				moe_experts_pack_coded(e, which, i, p, &q, 0, 1);
 		}

@@ -192,7 +192,7 @@ static bool parts_have_rows(const struct moe_experts *e, enum moe_expert_matrix 
 	bool own = which != MOE_DOWN && moe_fetch_has_rows(q);
 
 	for (int i = 0; own && i < e->P; i++)
-		own = (n0 + e->part[i].i0 * step) % q->rows == 0;
+		own = (n0 + e->part[i].i0 * step) % q->coding.rows == 0;
 	return own && e->P > 1;
 }
 

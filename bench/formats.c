@@ -77,12 +77,12 @@ static void random_codes(const struct moe_quantised *q, int64_t row, int64_t k0,
 /* The same for a block of rows: what a format with blocks can rely on. */
 static float scale_of(const struct moe_quantised *q, int64_t row, int64_t group)
 {
-	return 0x1p-10f * (float)(1 + (row / q->rows * 7 + group * 3) % 5);
+	return 0x1p-10f * (float)(1 + (row / q->coding.rows * 7 + group * 3) % 5);
 }
 
 static int zero_of(const struct moe_quantised *q, int64_t row, int64_t group)
 {
-	return (int)((row / q->rows + group) % 8) - 4;
+	return (int)((row / q->coding.rows + group) % 8) - 4;
 }
 
 static const struct moe_code_reader reader = { random_codes, scale_of, zero_of };
@@ -90,9 +90,7 @@ static const struct moe_code_reader reader = { random_codes, scale_of, zero_of }
 static void fill(struct bank *b, const struct bench *w, const struct moe_format *f, int64_t group,
 		 bool zero, enum moe_compute compute)
 {
-	struct moe_quantised q = {
-		.reader = &reader, .n = w->n, .k = w->k, .rows = MOE_MAX(f ? f->rows : 1, 1)
-	};
+	struct moe_quantised q = { .reader = &reader, .n = w->n, .k = w->k };
 	struct moe_coded_window all = { 0, w->n, 0, w->k, 1 };
 
 	if (f) {

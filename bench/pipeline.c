@@ -6,11 +6,13 @@
  * table, and PASS or NOT per bar (exit status 1 where one does not hold). bench_pipeline --help
  * lists the options.
  */
+#include "bench/drawn.h"
 #include "bench/measure.h"
 #include "bench/pipeline/pipeline_bench.h"
 
 #include "engine/base.h"
 
+#include <errno.h>
 #include <getopt.h>
 #include <math.h>
 #include <stdlib.h>
@@ -45,7 +47,7 @@ static bool take_option(int c, const char *text, struct pipeline_options *o)
 	case 'e':
 		return take_number(text, 1, &o->experts);
 	case 'k':
-		return take_number(text, 1, &o->top) && o->top <= PIPELINE_MAX_TOP;
+		return take_number(text, 1, &o->top) && o->top <= DRAWN_MAX_TOP;
 	case 'd':
 		return take_number(text, 1, &o->hidden);
 	case 'i':
@@ -154,7 +156,7 @@ static enum moe_status run_all(const struct pipeline_options *o, struct pipeline
 	enum moe_status st = MOE_OK;
 
 	if (!dir)
-		return moe_fail(MOE_ERR_IO, "/tmp: no folder for traces");
+		return moe_fail(MOE_ERR_IO, "/tmp: no folder for traces: %s", strerror(errno));
 	memset(&data, 0, sizeof data);
 	st = o->read_dir ? MOE_OK : pipeline_data_make(o, &data);
 	for (int i = 0; i < n && st == MOE_OK; i++) {

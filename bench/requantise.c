@@ -80,7 +80,6 @@ static struct moe_weight make(const struct bench *b, const struct moe_format *f)
 		fprintf(stderr, "bench_requantise: %s\n", moe_last_error());
 		exit(2);
 	}
-	q.coding.rows = q.rows;
 	w.data = calloc(moe_coded_bytes(&q.coding, b->n, b->k), 1);
 	moe_coded_pack(moe_coded_order(b->kernels), &w, &q, &all);
 	moe_free(memory);

@@ -205,7 +205,7 @@ static enum moe_status quantise_rows(const struct moe_quantised *q, const float 
 				     int64_t first, int64_t n)
 {
 	int64_t groups = moe_groups(&q->coding, q->k), k = q->k;
-	float *scale = (float *)q->scale.data + first / q->rows * groups;
+	float *scale = (float *)q->scale.data + first / q->coding.rows * groups;
 
 	for (int64_t i = 0; i < n * k; i++)
 		if (!isfinite(strip[i]))
@@ -227,7 +227,7 @@ static enum moe_status quantise_rows(const struct moe_quantised *q, const float 
 /* Memory of a matrix: f32 scales, codes, zeros; and a strip of `rows` rows in front of them. */
 static enum moe_status make_room(struct moe_quantised *q, float **strip, void **memory)
 {
-	int64_t groups = moe_groups(&q->coding, q->k), rows = q->rows,
+	int64_t groups = moe_groups(&q->coding, q->k), rows = q->coding.rows,
 		blocks = (q->n + rows - 1) / rows;
 	size_t scales = (size_t)(blocks * groups) * sizeof(float), codes = (size_t)(q->n * q->k);
 	size_t wide = (size_t)(MOE_MIN(rows, q->n) * q->k) * sizeof(float);
@@ -265,8 +265,8 @@ enum moe_status moe_quantise_as(const void *x, enum moe_dtype dtype, int64_t ld,
 		return moe_fail(MOE_ERR_UNSUPPORTED, "weights cannot be made %s from floats",
 				f->name);
 	MOE_TRY(make_room(q, &strip, memory));
-	for (int64_t first = 0; first < q->n && st == MOE_OK; first += q->rows) {
-		int64_t count = MOE_MIN(q->rows, q->n - first);
+	for (int64_t first = 0; first < q->n && st == MOE_OK; first += q->coding.rows) {
+		int64_t count = MOE_MIN(q->coding.rows, q->n - first);
 
 		for (int64_t i = 0; i < count; i++)
 			moe_to_f32(strip + i * q->k,
@@ -282,7 +282,7 @@ enum moe_status moe_quantise(const struct moe_format *f, const void *x, enum moe
 			     void **memory)
 {
 	*q = (struct moe_quantised){
-		.coding = moe_format_coding(f, k), .n = n, .k = k, .rows = MOE_MAX(f->rows, 1)
+		.coding = moe_format_coding(f, k), .n = n, .k = k
 	};
 	return moe_quantise_as(x, dtype, ld, q, memory);
 }
@@ -300,7 +300,7 @@ enum moe_status moe_quantised_copy(const struct moe_quantised *from, int64_t row
 
 		from->reader->codes(from, row, 0, q->k, (uint8_t *)q->codes.data + i * q->k);
 		for (int64_t g = 0; g < groups; g++) {
-			if (i % q->rows == 0) {
+			if (i % q->coding.rows == 0) {
 				*scale = from->reader->scale(from, row, g);
 				MOE_TRY(round_scale(q, scale++, row, g * q->coding.group));
 			}
@@ -339,7 +339,7 @@ enum moe_status moe_check_scales(const struct moe_quantised *q, const char *name
 {
 	int64_t groups = moe_groups(&q->coding, q->k);
 
-	for (int64_t n = 0; n < q->n; n += q->rows)
+	for (int64_t n = 0; n < q->n; n += q->coding.rows)
 		for (int64_t g = 0; g < groups; g++) {
 			float v = q->reader->scale(q, n, g);
 
@@ -419,7 +419,7 @@ void moe_store_scales(const struct moe_quantised *q, const struct moe_array *sca
 {
 	int64_t groups = moe_groups(&q->coding, q->k), at = 0;
 
-	for (int64_t n = 0; n < q->n; n += q->rows)
+	for (int64_t n = 0; n < q->n; n += q->coding.rows)
 		for (int64_t g = 0; g < groups; g++)
 			moe_scale_put(scale->data, scale->dtype, at++, q->reader->scale(q, n, g));
 }
@@ -440,7 +440,7 @@ uint32_t moe_stored_u32(const struct moe_array *a, int64_t at)
 float moe_stored_scale_at(const struct moe_quantised *q, int64_t row, int64_t group)
 {
 	return moe_scale_at(q->scale.data, q->scale.dtype,
-			    row / q->rows * moe_groups(&q->coding, q->k) + group);
+			    row / q->coding.rows * moe_groups(&q->coding, q->k) + group);
 }
 
 enum moe_status moe_store_byte_codes(const struct moe_quantised *q, const struct moe_stored *s)

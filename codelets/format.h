@@ -43,7 +43,7 @@ struct moe_coding {
 	int64_t group;			 /* columns per scale, at least 1 */
 	int64_t phase; /* columns of the first group that belong to what lies left of this weight */
 	enum moe_compute compute;
-	int64_t rows; /* that share a scale: asked for where weights are quantised again; 0: 1 */
+	int64_t rows; /* that share a scale, at least 1 */
 };
 
 struct moe_quantised;
@@ -61,7 +61,6 @@ struct moe_quantised {
 	struct moe_coding coding; /* phase 0 */
 	const struct moe_code_reader *reader;
 	int64_t n, k;
-	int64_t rows; /* rows that share a scale */
 	struct moe_array codes, scale, zero;
 	const struct moe_code_writer *writer; /* of the layout that it is stored in; NULL: none */
 };
@@ -77,7 +76,7 @@ struct moe_stored {
 /* Writes a matrix as a layout has it. */
 struct moe_code_writer {
 	/*
-	 * Dtypes and shapes of the tensors (ndim 0: there is none) of a matrix with q's n, k, rows and
+	 * Dtypes and shapes of the tensors (ndim 0: there is none) of a matrix with q's n, k and
 	 * coding; its data are not looked at. MOE_ERR_UNSUPPORTED: it cannot be stored so.
 	 */
 	enum moe_status (*shapes)(const struct moe_quantised *q, struct moe_stored *s);
@@ -164,15 +163,6 @@ static inline int64_t moe_groups(const struct moe_coding *c, int64_t k)
 	return k > 0 ? (c->phase + k + c->group - 1) / c->group : 0;
 }
 
-/* A stored matrix's coding with the rows that share a scale in it. */
-static inline struct moe_coding moe_coding_stored(const struct moe_quantised *q)
-{
-	struct moe_coding c = q->coding;
-
-	c.rows = q->rows;
-	return c;
-}
-
 /*
  * Memory that was made for one takes weights of the other; trained: and they are quantised again in the same blocks.
  * phase and compute follow from where a weight lies.
@@ -180,7 +170,7 @@ static inline struct moe_coding moe_coding_stored(const struct moe_quantised *q)
 static inline bool moe_coding_alike(const struct moe_coding *a, const struct moe_coding *b, bool trained)
 {
 	return a->format == b->format && a->group == b->group && a->scale == b->scale && a->zero == b->zero &&
-	       (!trained || MOE_MAX(a->rows, 1) == MOE_MAX(b->rows, 1));
+	       (!trained || a->rows == b->rows);
 }
 
 /* Bytes of one scale with its zero. */
@@ -214,7 +204,7 @@ enum moe_status moe_quantise(const struct moe_format *f, const void *x, enum moe
 			     int64_t n, int64_t k, int64_t ld, struct moe_quantised *q,
 			     void **memory);
 /*
- * The same in the coding, n, k and rows per scale of *q, which are the caller's; scales and zeros
+ * The same in the coding, n and k of *q, which are the caller's; scales and zeros
  * are rounded to what the coding holds.
  */
 enum moe_status moe_quantise_as(const void *x, enum moe_dtype dtype, int64_t ld,

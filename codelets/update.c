@@ -12,7 +12,7 @@
 /* About `elements` of rows of `cols`: whole panels, and whole blocks of weights that are quantised again (or NULL). */
 static int64_t run_rows(int64_t elements, int64_t cols, const struct moe_weight *coded)
 {
-	int64_t rows = coded && moe_is_coded(coded) ? MOE_MAX(coded->coding.rows, 1) : 1;
+	int64_t rows = coded && moe_is_coded(coded) ? coded->coding.rows : 1;
 
 	while (rows % 16)
 		rows *= 2;

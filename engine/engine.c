@@ -200,6 +200,8 @@ enum moe_status moe_engine_open(const struct moe_engine_params *params, struct m
 enum moe_status moe_engine_open_dry(int parts, int workers, struct moe_engine **out)
 {
 	struct moe_engine *e = moe_calloc(1, sizeof *e);
+	const char *isa;
+	bool lost;
 
 	*out = NULL;
 	if (!e)
@@ -211,9 +213,14 @@ enum moe_status moe_engine_open_dry(int parts, int workers, struct moe_engine **
 	}
 	init_locks(e);
 	pthread_mutex_lock(&singleton_lock);
-	if (singleton && singleton->isa)
-		e->isa = moe_strdup(singleton->isa);
+	isa = singleton ? singleton->isa : NULL; /* its kernels are the process's */
+	e->isa = isa ? moe_strdup(isa) : NULL;
+	lost = isa && !e->isa;
 	pthread_mutex_unlock(&singleton_lock);
+	if (lost) {
+		destroy(e);
+		return moe_fail(MOE_ERR_NOMEM, "no memory for the engine");
+	}
 	e->dry = true;
 	e->outer = dry_engine;
 	e->pid = getpid();
@@ -356,14 +363,13 @@ enum moe_status moe_engine_observe(struct moe_engine *e, const struct moe_observ
 
 	MOE_TRY(moe_engine_check(e));
 	MOE_TRY(moe_engine_lock(e));
-	e->observed++;
-	if (atomic_load(&e->outstanding))
+	if (atomic_load(&e->outstanding)) {
 		st = moe_fail(MOE_ERR_BUSY,
 			      "tasks are outstanding; wait before changing the observer");
-	else if (observer)
-		e->observer = *observer;
-	else
-		memset(&e->observer, 0, sizeof e->observer);
+	} else {
+		e->observed++; /* what tensors remember is of an earlier one */
+		e->observer = observer ? *observer : (struct moe_observer){ 0 };
+	}
 	pthread_mutex_unlock(&e->lock);
 	return st;
 }

@@ -116,7 +116,8 @@ enum moe_status moe_parts_make(struct moe_engine *e, const struct moe_engine_par
 			nodes_with_workers++;
 		}
 	}
-	e->n_parts = params->parts ? params->parts : MOE_MAX(1, nodes_with_workers);
+	/* of more nodes, several share a part */
+	e->n_parts = params->parts ? params->parts : MOE_MIN(MOE_MAX(1, nodes_with_workers), MOE_MAX_PARTS);
 	if (params->part_specs)
 		MOE_TRY(moe_parts_from_specs(e, params->part_specs, e->parts));
 	else

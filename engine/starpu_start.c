@@ -3,6 +3,7 @@
 #include "engine/internal.h"
 
 #include <cblas.h>
+#include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,14 +49,16 @@ enum moe_status moe_starpu_check_policy(const char *policy)
 			known);
 }
 
-/* Makes the folder with its parents; whether a file can be made in it. */
+/* Makes the folder with its parents; whether a file can be made in it, else errno says why. */
 static bool can_write(const char *dir)
 {
 	char path[PATH_MAX];
 	int fd;
 
-	if (snprintf(path, sizeof path - 16, "%s/", dir) >= (int)sizeof path - 16)
+	if (snprintf(path, sizeof path - 16, "%s/", dir) >= (int)sizeof path - 16) {
+		errno = ENAMETOOLONG;
 		return false;
+	}
 	for (char *p = path + 1; *p; p++)
 		if (*p == '/') {
 			*p = 0;
@@ -87,12 +90,12 @@ static enum moe_status ensure_starpu_home(void)
 	if (!can_write(dir))
 		return moe_fail(
 			MOE_ERR_CONFIG,
-			"StarPU needs a folder to write to, but neither %s nor %s is writable; "
+			"StarPU needs a folder to write to, but neither %s nor %s is writable (%s); "
 			"set STARPU_HOME",
 			models ? models
 			: home ? home
 			       : "HOME (unset)",
-			dir);
+			dir, strerror(errno));
 	setenv("STARPU_HOME", dir, 1);
 	unsetenv("STARPU_PERF_MODEL_DIR");
 	return MOE_OK;

@@ -54,8 +54,7 @@ void moe_tensor_destroy(struct moe_tensor *t)
 	} else if (moe_engine_check(e) == MOE_OK) {
 		if (moe_engine_check_not_task("destroying a tensor") != MOE_OK)
 			return; /* StarPU would abort */
-		moe_engine_drain_begin(
-			e); /* unregistering blocks until the handle's tasks have run */
+		moe_engine_drain_begin(e); /* unregistering waits for the handle's tasks */
 		starpu_data_unregister(t->handle);
 		moe_engine_drain_end(e);
 		locked = moe_engine_lock(e) == MOE_OK; /* or this thread has it already */

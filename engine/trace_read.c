@@ -17,7 +17,7 @@ static bool fail(struct moe_mxt_reader *r, const char *what)
 	return false;
 }
 
-/* Whether all of it could be read. */
+/* Whether all of it could be read; else errno says why. */
 static bool read_at(const struct moe_mxt_reader *r, void *to, size_t bytes, int64_t at)
 {
 	char *p = to;
@@ -27,8 +27,12 @@ static bool read_at(const struct moe_mxt_reader *r, void *to, size_t bytes, int6
 
 		if (n < 0 && errno == EINTR)
 			continue;
-		if (n <= 0)
+		if (n < 0)
 			return false;
+		if (!n) { /* cut since its size was asked for */
+			errno = ENODATA;
+			return false;
+		}
 		p += n;
 		at += n;
 		bytes -= (size_t)n;
@@ -128,8 +132,9 @@ static bool start(struct moe_mxt_reader *r)
 	if (!S_ISREG(st.st_mode))
 		return fail(r, "not a regular file");
 	r->bytes = st.st_size;
-	if (r->bytes < MOE_MXT_FILE_BYTES || !read_at(r, first, sizeof first, 0) ||
-	    memcmp(first, MOE_MXT_MARK, 8))
+	if (r->bytes >= MOE_MXT_FILE_BYTES && !read_at(r, first, sizeof first, 0))
+		return fail(r, strerror(errno));
+	if (r->bytes < MOE_MXT_FILE_BYTES || memcmp(first, MOE_MXT_MARK, 8))
 		return fail(r, "not a trace of moesaic (.mxt)");
 	if (first[8] != MOE_MXT_VERSION || first[9] || first[10] || first[11]) {
 		snprintf(r->error, sizeof r->error,
@@ -228,7 +233,7 @@ bool moe_mxt_load(struct moe_mxt_reader *r, size_t i, struct moe_mxt_table *t)
 	if (!payload)
 		wrong = "no memory for a chunk";
 	else if (!read_at(r, payload, p->head.length, p->at))
-		wrong = "it cannot be read";
+		wrong = strerror(errno);
 	else if (moe_mxt_crc(0, payload, p->head.length) != p->head.crc)
 		wrong = "its checksum is wrong";
 	if (!wrong)

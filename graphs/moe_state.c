@@ -221,7 +221,7 @@ static void weights_alloc(struct moe_engine *e, struct moe_experts *l,
 
 static void describe_matrix(struct moe_experts *l, enum moe_expert_matrix which, const struct moe_coding *coding)
 {
-	struct moe_quantised q = { .coding = *coding, .rows = coding->rows };
+	struct moe_quantised q = { .coding = *coding };
 
 	q.n = which == MOE_DOWN ? l->H : l->I;
 	q.k = which == MOE_DOWN ? l->I : l->H;

@@ -470,6 +470,12 @@ struct moe_experts_info {
 	 */
 	int64_t touched_bytes;
 	double touch_seconds;
+	/*
+	 * How far the loaded weights are from their source, relative L2, over up to 16 rows of each matrix: of floats that
+	 * became codes (moe_experts_load, and _load_file of a plain file, with a weight_format), and of a file's codes that
+	 * weight_format only comes near (GGUF's Q4_1 and Q4_K; docs/formats.md). 0: they are the source's.
+	 */
+	double load_error;
 };
 
 MOE_API enum moe_status moe_experts_create(struct moe_engine *engine,
@@ -504,7 +510,7 @@ MOE_API enum moe_status moe_experts_load_quantised(struct moe_expert_layer *laye
  * The same from safetensors (a file or a checkpoint directory), a GGUF file or a folder of kt-kernel's. prefix: of the layer's tensors, NULL:
  * "model.layers.<layer>". Per expert (mlp.experts.E.gate_proj.weight, block_sparse_moe.experts.E.w1.weight, ...)
  * or fused (mlp.experts.gate_up_proj); quantised ones into an object of their weight_format. Of every expert exactly
- * the shape above.
+ * the shape above. moe_experts_info.load_error says what the conversion lost.
  */
 MOE_API enum moe_status moe_experts_load_file(struct moe_expert_layer *layer, const char *path,
 					      const char *prefix, const int64_t *map, int64_t n_map);

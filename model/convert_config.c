@@ -49,7 +49,7 @@ static bool add_list(const struct moe_convert_plan *p, cJSON *o, const char *key
 
 static bool fp8_config(const struct moe_convert_plan *p, const struct moe_quantised *q, cJSON *o)
 {
-	const double block[2] = { (double)q->rows, (double)q->coding.group };
+	const double block[2] = { (double)q->coding.rows, (double)q->coding.group };
 	cJSON *size = cJSON_CreateDoubleArray(block, 2);
 
 	return cJSON_AddStringToObject(o, "quant_method", "fp8") &&

@@ -55,7 +55,7 @@ static bool take_over(const struct cut *c, int64_t row, int64_t k0, int64_t k, u
 	struct moe_quantised q;
 
 	if (s->plain || s->coded.q.coding.format->values != p->target.format->values ||
-	    s->coded.q.coding.zero || s->coded.q.rows != 1 ||
+	    s->coded.q.coding.zero || s->coded.q.coding.rows != 1 ||
 	    (s->coded.codes->codes && s->coded.codes->codes->exact) ||
 	    k0 / s->coded.q.coding.group != (k0 + k - 1) / s->coded.q.coding.group)
 		return false;

@@ -93,11 +93,11 @@ static bool keeps(const struct moe_format *f, const struct moe_convert_source *s
 {
 	const struct moe_quantised *q = &s->coded.q;
 
-	if (s->plain || q->coding.format->values != f->values || row0 % q->rows)
+	if (s->plain || q->coding.format->values != f->values || row0 % q->coding.rows)
 		return false;
 	if (f->rows > 1)
-		return q->rows == f->rows && q->coding.group == f->group;
-	return q->rows == 1;
+		return q->coding.rows == f->rows && q->coding.group == f->group;
+	return q->coding.rows == 1;
 }
 
 /* How the piece's codes will be: the source's coding where it is kept. */
@@ -106,8 +106,7 @@ static struct moe_quantised coding_of(const struct moe_convert_source *s,
 {
 	struct moe_quantised q = { .coding = moe_format_coding(c->format, c->k),
 				   .n = c->n,
-				   .k = c->k,
-				   .rows = MOE_MAX(c->format->rows, 1) };
+				   .k = c->k };
 
 	if (!c->keep)
 		return q;
@@ -138,7 +137,7 @@ static void as_stored(const struct moe_convert_source *s, struct moe_convert_pie
 	int skip = s->experts > 0;
 
 	c->q = (struct moe_quantised){
-		.coding = s->coded.q.coding, .n = c->n, .k = c->k, .rows = s->coded.q.rows
+		.coding = s->coded.q.coding, .n = c->n, .k = c->k
 	};
 	c->stored.codes = shape_of(s->coded.codes, skip);
 	c->stored.scale = shape_of(s->coded.scale, skip);

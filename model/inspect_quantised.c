@@ -88,7 +88,7 @@ static void add_scales(struct kind *k, const struct moe_quantised *q)
 {
 	int64_t groups = moe_groups(&q->coding, q->k);
 
-	for (int64_t n = 0; n < q->n; n += q->rows)
+	for (int64_t n = 0; n < q->n; n += q->coding.rows)
 		for (int64_t g = 0; g < groups; g++) {
 			double s = fabs((double)q->reader->scale(q, n, g));
 
@@ -220,7 +220,7 @@ static bool add_kind(const struct view *v, const struct kind *k, cJSON *list)
 {
 	const struct moe_quantised *q = &k->first->coded.q;
 	cJSON *o = cJSON_CreateObject();
-	bool row = q->coding.group == k->first->k && q->rows == 1;
+	bool row = q->coding.group == k->first->k && q->coding.rows == 1;
 	const char *scale =
 		q->coding.scale == MOE_SCALE_UE8M0 ? "E8M0" : moe_dtype_name(q->coding.scale);
 
@@ -230,7 +230,7 @@ static bool add_kind(const struct view *v, const struct kind *k, cJSON *list)
 	       cJSON_AddStringToObject(o, "names",
 				       k->first->layout ? k->first->layout->codes : k->first->coded.codes->dtype_text) &&
 	       moe_inspect_number(o, "columns_per_scale", row ? 0 : q->coding.group) &&
-	       moe_inspect_number(o, "rows_per_scale", q->rows) &&
+	       moe_inspect_number(o, "rows_per_scale", q->coding.rows) &&
 	       cJSON_AddStringToObject(o, "scale", scale) &&
 	       cJSON_AddBoolToObject(o, "zero_points", q->coding.zero) &&
 	       moe_inspect_number(o, "matrices", k->matrices) &&

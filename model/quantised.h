@@ -8,7 +8,7 @@
 #include "model/readers/safetensors.h"
 
 /*
- * How a tensor's bytes are a matrix [n, k] (its shape) of codes: coding, reader and rows of q; n, k and codes.data are
+ * How a tensor's bytes are a matrix [n, k] (its shape) of codes: coding and reader of q; n, k and codes.data are
  * the tensor's. moe_st_tensor.codes points to one.
  */
 struct moe_st_codes {

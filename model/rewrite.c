@@ -9,7 +9,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
-#include <unistd.h>
 
 #define CONFIG "config.json"
 
@@ -169,8 +168,9 @@ static enum moe_status publish(const char *from, const char *dir)
 
 		if (!path)
 			return moe_fail(MOE_ERR_NOMEM, "%s: out of memory", dir);
-		unlink(path);
+		st = moe_tree_remove(path);
 		moe_free(path);
+		MOE_TRY(st);
 	}
 	MOE_TRY(moe_dir_sync(dir));
 	d = opendir(from);

@@ -77,7 +77,7 @@ static enum moe_status replace_final(const struct moe_state_dir *dir)
 	status = rename_dir(dir->path, dir->final);
 	if (status != MOE_OK) {
 		if (rename(aside, dir->final) != 0)
-			moe_log(MOE_LOG_ERROR, "%s stays as %s", dir->final, aside);
+			moe_log(MOE_LOG_ERROR, "%s stays as %s: %s", dir->final, aside, strerror(errno));
 		goto done;
 	}
 	MOE_TRY_GOTO(moe_dir_sync(dir->output), status, done);

@@ -21,12 +21,26 @@ static void add_list(struct moe_access_list *l, struct moe_tensor_list t, enum m
 	moe_access_add_all(l, t.item, t.n, mode);
 }
 
-static enum moe_status check(const char *kind, const struct moe_attn_args *a, int heads)
+static enum moe_status check_tokens(const char *kind, const struct moe_attn_args *a)
 {
 	if (!a->decoder || !a->state || a->t0 < 0 || a->t1 <= a->t0 || a->t1 > a->batch.T)
 		return moe_fail(MOE_ERR_ARG, "%s: tokens %d..%d of %d", kind, a->t0, a->t1,
 				a->batch.T);
-	if (heads && (a->h0 < 0 || a->h1 <= a->h0 || a->h1 > heads))
+	return MOE_OK;
+}
+
+static enum moe_status check_layer(const char *kind, const struct moe_attn_args *a)
+{
+	return a->layer ? check_tokens(kind, a) : moe_fail(MOE_ERR_ARG, "%s: no layer", kind);
+}
+
+static enum moe_status check_heads(const char *kind, const struct moe_attn_args *a, bool kv)
+{
+	int heads;
+
+	MOE_TRY(check_layer(kind, a));
+	heads = kv ? a->decoder->kv_heads : a->decoder->heads;
+	if (a->h0 < 0 || a->h1 <= a->h0 || a->h1 > heads)
 		return moe_fail(MOE_ERR_ARG, "%s: heads %d..%d of %d", kind, a->h0, a->h1, heads);
 	return MOE_OK;
 }
@@ -58,7 +72,7 @@ enum moe_status moe_task_embed(const struct moe_context *c, const struct moe_att
 {
 	struct moe_access_list l = { .n = 0 };
 
-	MOE_TRY(check("embed", a, 0));
+	MOE_TRY(check_tokens("embed", a));
 	moe_access_add(&l, weights, MOE_R);
 	moe_access_add(&l, kept, MOE_R);
 	moe_access_add(&l, out, MOE_W);
@@ -72,7 +86,7 @@ enum moe_status moe_task_qkv(const struct moe_context *c, const struct moe_attn_
 {
 	struct moe_access_list l = { .n = 0 };
 
-	MOE_TRY(check("qkv", a, 0));
+	MOE_TRY(check_layer("qkv", a));
 	moe_access_add(&l, x, MOE_R);
 	for (int i = MOE_ATTN_Q; i <= MOE_ATTN_V; i++)
 		moe_access_add(&l, lora[i], MOE_R);
@@ -88,7 +102,7 @@ enum moe_status moe_task_attention(const struct moe_context *c, const struct moe
 {
 	struct moe_access_list l = { .n = 0 };
 
-	MOE_TRY(check("attention", a, a->decoder->heads));
+	MOE_TRY(check_heads("attention", a, false));
 	add_list(&l, keys, MOE_R);
 	moe_access_add(&l, kept, MOE_R);
 	moe_access_add(&l, out, MOE_W);
@@ -103,7 +117,7 @@ enum moe_status moe_task_attn_out(const struct moe_context *c, const struct moe_
 {
 	struct moe_access_list l = { .n = 0 };
 
-	MOE_TRY(check("attn_out", a, 0));
+	MOE_TRY(check_layer("attn_out", a));
 	add_list(&l, heads, MOE_R);
 	moe_access_add(&l, x, MOE_R);
 	moe_access_add(&l, lora, MOE_R);
@@ -159,6 +173,8 @@ enum moe_status moe_task_loss_total(const struct moe_context *c, const struct mo
 {
 	struct moe_access_list l = { .n = 0 };
 
+	if (!a->row_loss || !a->out || a->batch.n_rows < 0)
+		return moe_fail(MOE_ERR_ARG, "loss: no place for the sum of %d rows", a->batch.n_rows);
 	add_list(&l, losses, MOE_R);
 	return moe_task_submit(c, MOE_KIND_loss, &moe_cl_loss_total, a, sizeof *a, &l,
 			       (struct moe_where){ -1, -1, -1 }, c->priority + 2);
@@ -198,7 +214,7 @@ enum moe_status moe_task_attn_out_bwd(const struct moe_context *c, const struct 
 {
 	struct moe_access_list l = { .n = 0 };
 
-	MOE_TRY(check("attn_out_bwd", a, 0));
+	MOE_TRY(check_layer("attn_out_bwd", a));
 	moe_access_add(&l, grad_mid, MOE_R);
 	moe_access_add(&l, lora, MOE_R);
 	moe_access_add(&l, kept, MOE_R);
@@ -215,7 +231,7 @@ enum moe_status moe_task_attention_bwd_q(const struct moe_context *c, const stru
 {
 	struct moe_access_list l = { .n = 0 };
 
-	MOE_TRY(check("attention_bwd_q", a, a->decoder->heads));
+	MOE_TRY(check_heads("attention_bwd_q", a, false));
 	moe_access_add(&l, grad_o, MOE_R);
 	moe_access_add(&l, kept, MOE_R);
 	moe_access_add(&l, users, MOE_R);
@@ -231,7 +247,7 @@ enum moe_status moe_task_attention_bwd_kv(const struct moe_context *c,
 {
 	struct moe_access_list l = { .n = 0 };
 
-	MOE_TRY(check("attention_bwd_kv", a, a->decoder->kv_heads));
+	MOE_TRY(check_heads("attention_bwd_kv", a, true));
 	add_list(&l, grad_o, MOE_R);
 	moe_access_add(&l, kept, MOE_R);
 	moe_access_add(&l, users, MOE_R);
@@ -248,7 +264,7 @@ enum moe_status moe_task_qkv_bwd(const struct moe_context *c, const struct moe_a
 {
 	struct moe_access_list l = { .n = 0 };
 
-	MOE_TRY(check("qkv_bwd", a, 0));
+	MOE_TRY(check_layer("qkv_bwd", a));
 	add_list(&l, grads, MOE_RW);
 	moe_access_add(&l, grad_mid, MOE_R);
 	for (int i = MOE_ATTN_Q; i <= MOE_ATTN_V; i++)
@@ -268,7 +284,7 @@ enum moe_status moe_task_linear_grad(const struct moe_context *c, const struct m
 {
 	struct moe_access_list l = { .n = 0 };
 
-	if (a->linear < 0 || a->linear >= MOE_ATTN_LINEARS ||
+	if (!a->decoder || !a->layer || !a->state || a->linear < 0 || a->linear >= MOE_ATTN_LINEARS ||
 	    !a->layer->linear[a->linear].lora_a.grad)
 		return moe_fail(MOE_ERR_ARG, "linear_grad: projection %d is not trained",
 				a->linear);

@@ -41,10 +41,18 @@ static enum moe_status check_group(const char *kind, const struct moe_expert_arg
 				   a->part, a->group);
 }
 
-static enum moe_status check_tokens(const char *kind, const struct moe_token_args *a)
+/* of: the layer or the MLP that the kind computes; 0..0 where it is the whole pass's. */
+static enum moe_status check_tokens(const char *kind, const struct moe_token_args *a, const void *of)
 {
-	if ((!a->layer && !a->ffn) || a->t0 < 0 || a->t1 < a->t0)
+	if (!of || a->t0 < 0 || a->t1 < a->t0)
 		return moe_fail(MOE_ERR_ARG, "%s: tokens %d..%d", kind, a->t0, a->t1);
+	return MOE_OK;
+}
+
+static enum moe_status check_copy(const char *kind, const struct moe_copy_args *a)
+{
+	if ((!a->rows && !a->rows16) || a->n < 1 || a->t0 < 0 || a->t1 < a->t0)
+		return moe_fail(MOE_ERR_ARG, "%s: tokens %d..%d of %d numbers each", kind, a->t0, a->t1, a->n);
 	return MOE_OK;
 }
 
@@ -59,6 +67,7 @@ enum moe_status moe_task_load(const struct moe_context *c, const struct moe_copy
 {
 	struct moe_access_list l = { .n = 0 };
 
+	MOE_TRY(check_copy("load", a));
 	moe_access_add(&l, from, MOE_R);
 	moe_access_add(&l, after, MOE_R);
 	moe_access_add(&l, out, MOE_W);
@@ -71,6 +80,7 @@ enum moe_status moe_task_store(const struct moe_context *c, const struct moe_cop
 {
 	struct moe_access_list l = { .n = 0 };
 
+	MOE_TRY(check_copy("store", a));
 	moe_access_add(&l, in, MOE_R);
 	moe_access_add(&l, to, MOE_W);
 	return moe_task_submit(c, MOE_KIND_store, &moe_cl_store, a, sizeof *a, &l,
@@ -95,7 +105,7 @@ enum moe_status moe_task_route(const struct moe_context *c, const struct moe_tok
 {
 	struct moe_access_list l = { .n = 0 };
 
-	MOE_TRY(check_tokens("route", a));
+	MOE_TRY(check_tokens("route", a, a->layer));
 	moe_access_add(&l, x, MOE_R);
 	moe_access_add(&l, router, MOE_R);
 	moe_access_add(&l, plan_free, MOE_R);
@@ -110,7 +120,7 @@ enum moe_status moe_task_plan(const struct moe_context *c, const struct moe_toke
 {
 	struct moe_access_list l = { .n = 0 };
 
-	MOE_TRY(check_tokens("plan", a));
+	MOE_TRY(check_tokens("plan", a, a->layer));
 	moe_access_add_all(&l, in, n, MOE_R);
 	moe_access_add(&l, scratch, MOE_RW);
 	moe_access_add(&l, plan, MOE_W);
@@ -174,7 +184,7 @@ enum moe_status moe_task_combine_part(const struct moe_context *c, const struct 
 {
 	struct moe_access_list l = { .n = 0 };
 
-	MOE_TRY(check_tokens("combine_part", a));
+	MOE_TRY(check_tokens("combine_part", a, a->layer));
 	moe_access_add(&l, rows, MOE_R);
 	moe_access_add(&l, plan, MOE_R);
 	moe_access_add(&l, scratch, MOE_R);
@@ -192,7 +202,7 @@ enum moe_status moe_task_combine(const struct moe_context *c, const struct moe_t
 {
 	struct moe_access_list l = { .n = 0 };
 
-	MOE_TRY(check_tokens("combine", a));
+	MOE_TRY(check_tokens("combine", a, a->layer));
 	moe_access_add(&l, parts, MOE_R);
 	moe_access_add(&l, plan, MOE_R);
 	moe_access_add(&l, shared, MOE_R);
@@ -211,7 +221,7 @@ enum moe_status moe_task_ffn_up(const struct moe_context *c, const struct moe_to
 {
 	struct moe_access_list l = { .n = 0 };
 
-	MOE_TRY(check_tokens("ffn_up", a));
+	MOE_TRY(check_tokens("ffn_up", a, a->ffn));
 	moe_access_add(&l, x, MOE_R);
 	for (int i = 0; lora && i < MOE_FFN_MATRICES; i++)
 		if (i != MOE_FFN_DOWN)
@@ -228,7 +238,7 @@ enum moe_status moe_task_ffn_down(const struct moe_context *c, const struct moe_
 {
 	struct moe_access_list l = { .n = 0 };
 
-	MOE_TRY(check_tokens("ffn_down", a));
+	MOE_TRY(check_tokens("ffn_down", a, a->ffn));
 	moe_access_add(&l, hidden, MOE_R);
 	moe_access_add(&l, lora ? lora[MOE_FFN_DOWN] : NULL, MOE_R);
 	moe_access_add(&l, residual, MOE_R);
@@ -351,7 +361,7 @@ enum moe_status moe_task_route_bwd(const struct moe_context *c, const struct moe
 {
 	struct moe_access_list l = { .n = 0 };
 
-	MOE_TRY(check_tokens("route_bwd", a));
+	MOE_TRY(check_tokens("route_bwd", a, a->layer));
 	moe_access_add(&l, rows, MOE_R);
 	moe_access_add(&l, plan, MOE_R);
 	moe_access_add(&l, scratch, MOE_R);
@@ -370,7 +380,7 @@ enum moe_status moe_task_combine_bwd(const struct moe_context *c, const struct m
 {
 	struct moe_access_list l = { .n = 0 };
 
-	MOE_TRY(check_tokens("combine_bwd", a));
+	MOE_TRY(check_tokens("combine_bwd", a, a->layer));
 	moe_access_add(&l, router, MOE_R);
 	moe_access_add(&l, parts, MOE_R);
 	moe_access_add(&l, plan, MOE_R);
@@ -392,7 +402,7 @@ enum moe_status moe_task_router_grad(const struct moe_context *c, const struct m
 {
 	struct moe_access_list l = { .n = 0 };
 
-	MOE_TRY(check_tokens("router_grad", a));
+	MOE_TRY(check_tokens("router_grad", a, a->layer));
 	moe_access_add(&l, route, MOE_R);
 	moe_access_add(&l, plan, MOE_R);
 	moe_access_add(&l, grad_out, MOE_R);
@@ -438,7 +448,7 @@ enum moe_status moe_task_ffn_bwd(const struct moe_context *c, const struct moe_t
 {
 	struct moe_access_list l = { .n = 0 };
 
-	MOE_TRY(check_tokens("ffn_bwd", a));
+	MOE_TRY(check_tokens("ffn_bwd", a, a->ffn));
 	moe_access_add(&l, hidden, MOE_RW);
 	moe_access_add(&l, grad_out, MOE_R);
 	if (lora)
@@ -457,8 +467,8 @@ enum moe_status moe_task_ffn_lora_grad(const struct moe_context *c, const struct
 {
 	struct moe_access_list l = { .n = 0 };
 
-	MOE_TRY(check_tokens("ffn_lora_grad", a));
-	if (!a->ffn || a->matrix >= MOE_FFN_MATRICES || !moe_ffn_trains(a->ffn, a->matrix))
+	MOE_TRY(check_tokens("ffn_lora_grad", a, a->ffn));
+	if (a->matrix >= MOE_FFN_MATRICES || !moe_ffn_trains(a->ffn, a->matrix))
 		return moe_fail(MOE_ERR_ARG, "ffn_lora_grad: matrix %d is not trained", a->matrix);
 	moe_access_add(&l, in, MOE_R);
 	moe_access_add(&l, kept, MOE_R);

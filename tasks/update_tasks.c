@@ -1,14 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tasks/update_tasks.h"
 
+static enum moe_status check_ranges(const char *kind, const struct moe_update_args *a)
+{
+	if (a->n < 1 || a->n > MOE_UPDATE_RANGES)
+		return moe_fail(MOE_ERR_ARG, "%s: %d ranges", kind, a->n);
+	return MOE_OK;
+}
+
 enum moe_status moe_task_grad_norm(const struct moe_context *c, const struct moe_update_args *a,
 				   int group, int part, struct moe_tensor *const *grads, int n,
 				   struct moe_tensor *out)
 {
 	struct moe_access_list l = { .n = 0 };
 
-	if (a->n < 1 || a->n > MOE_UPDATE_RANGES)
-		return moe_fail(MOE_ERR_ARG, "grad_norm: %d ranges", a->n);
+	MOE_TRY(check_ranges("grad_norm", a));
 	moe_access_add_all(&l, grads, n, MOE_R);
 	moe_access_add(&l, out, MOE_W);
 	return moe_task_submit(c, MOE_KIND_grad_norm, &moe_cl_grad_norm, a, sizeof *a, &l,
@@ -21,6 +27,8 @@ enum moe_status moe_task_grad_total(const struct moe_context *c,
 {
 	struct moe_access_list l = { .n = 0 };
 
+	if (!a->squares || !a->out || a->n < 1)
+		return moe_fail(MOE_ERR_ARG, "grad_total: %lld sums", (long long)a->n);
 	moe_access_add(&l, in, MOE_R);
 	moe_access_add(&l, out, MOE_W);
 	return moe_task_submit(c, MOE_KIND_grad_total, &moe_cl_grad_total, a, sizeof *a, &l,
@@ -50,8 +58,7 @@ enum moe_status moe_task_update(const struct moe_context *c, const struct moe_up
 	struct moe_access_list l = { .n = 0 };
 	struct moe_context own = *c;
 
-	if (a->n < 1 || a->n > MOE_UPDATE_RANGES)
-		return moe_fail(MOE_ERR_ARG, "update: %d ranges", a->n);
+	MOE_TRY(check_ranges("update", a));
 	own.streams = elements(a) >= STREAMS_FROM;
 	moe_access_add_all(&l, grads, n_grads, MOE_R);
 	moe_access_add(&l, norm, MOE_R);
@@ -85,8 +92,7 @@ enum moe_status moe_task_rescale(const struct moe_context *c, const struct moe_u
 {
 	struct moe_access_list l = { .n = 0 };
 
-	if (a->n < 1 || a->n > MOE_UPDATE_RANGES)
-		return moe_fail(MOE_ERR_ARG, "rescale: %d ranges", a->n);
+	MOE_TRY(check_ranges("rescale", a));
 	moe_access_add_all(&l, grads, n, MOE_RW);
 	return moe_task_submit(c, MOE_KIND_rescale, &moe_cl_rescale, a, sizeof *a, &l,
 			       (struct moe_where){ group, -1, part }, c->priority);
@@ -105,7 +111,7 @@ enum moe_status moe_task_requantise(const struct moe_context *c, const struct mo
 	struct moe_access_list l = { .n = 0 };
 	bool source = has_source(a);
 
-	if (!e || !e->requantise || a->part >= 0 || a->group < 0 || a->group >= e->G ||
+	if (!e || !e->requantise || a->part >= 0 || a->group < 0 || a->group >= e->G || n < 1 ||
 	    2 * n > MOE_MAX_TASK_HANDLES)
 		return moe_fail(MOE_ERR_ARG, "requantise: part %d, group %d, %d parts", a->part, a->group,
 				e ? e->P : 0);

@@ -25,11 +25,10 @@ static inline struct moe_quantised random_quantised(const struct moe_format *f, 
 						    int64_t k, int64_t group, int64_t rows,
 						    enum moe_dtype scale, bool zero)
 {
-	struct moe_quantised q = { .coding = { f, scale, zero, group, 0, MOE_COMPUTE_BF16 },
+	struct moe_quantised q = { .coding = { f, scale, zero, group, 0, MOE_COMPUTE_BF16, rows },
 				   .reader = &bytes_reader,
 				   .n = n,
-				   .k = k,
-				   .rows = rows };
+				   .k = k };
 	int64_t groups = moe_groups(&q.coding, k), count = (n + rows - 1) / rows * groups;
 	uint8_t *codes = mem((size_t)(n * k));
 	void *scales = mem((size_t)count * moe_dtype_size(scale));

@@ -117,13 +117,13 @@ static inline void store_codes(const struct quantised_kind *kind, const struct m
 static inline void store_scales(const struct quantised_kind *kind, const struct moe_quantised *q,
 				int64_t n0, enum moe_dtype dtype, void *to)
 {
-	int64_t groups = moe_groups(&q->coding, q->k), rows = (q->n + q->rows - 1) / q->rows;
+	int64_t groups = moe_groups(&q->coding, q->k), rows = (q->n + q->coding.rows - 1) / q->coding.rows;
 
 	for (int64_t n = 0; n < rows; n++)
 		for (int64_t g = 0; g < groups; g++)
 			moe_scale_put(to, dtype,
-				      kind->zero ? g * q->n + n : (n0 / q->rows + n) * groups + g,
-				      q->reader->scale(q, n * q->rows, g));
+				      kind->zero ? g * q->n + n : (n0 / q->coding.rows + n) * groups + g,
+				      q->reader->scale(q, n * q->coding.rows, g));
 }
 
 /* Tensors of `experts` (0: one) matrices of rows x k; returns their codes and scales. */
@@ -131,7 +131,7 @@ static inline void put_tensors(struct made *m, const struct quantised_kind *kind
 			       int64_t experts, int64_t rows, const struct moe_quantised *q,
 			       void **codes, void **scales)
 {
-	int64_t groups = moe_groups(&q->coding, q->k), blocks = (rows + q->rows - 1) / q->rows;
+	int64_t groups = moe_groups(&q->coding, q->k), blocks = (rows + q->coding.rows - 1) / q->coding.rows;
 	int64_t c[4] = { experts, rows, q->k, 0 }, s[3] = { experts, blocks, groups };
 	enum moe_dtype dtype = MOE_U8, scale = MOE_F32;
 	int skip = experts == 0, ndim = 3;

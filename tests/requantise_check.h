@@ -20,7 +20,7 @@ static inline void compare_codes(const struct moe_coded_matrix *m, const struct 
 				 const float *x, const char *what)
 {
 	struct moe_quantised got = moe_coded_read(m), want = {
-		.coding = *coding, .n = m->n, .k = m->k, .rows = MOE_MAX(coding->rows, 1)
+		.coding = *coding, .n = m->n, .k = m->k
 	};
 	int64_t groups = moe_groups(coding, m->k), wrong = 0;
 	uint8_t *a = malloc((size_t)m->k), *b = malloc((size_t)m->k);

@@ -339,7 +339,7 @@ static void store(const struct moe_coding *c, int64_t E, int64_t n, int64_t k, c
 
 	*out = (struct moe_quantised_arrays){ .struct_size = sizeof *out };
 	for (int64_t e = 0; e < E; e++) {
-		struct moe_quantised q = { .coding = *c, .n = n, .k = k, .rows = c->rows };
+		struct moe_quantised q = { .coding = *c, .n = n, .k = k };
 		struct moe_stored s = { .zero_name = "" };
 		struct moe_array *of[3] = { &s.codes, &s.scale, &s.zero };
 		void *memory = NULL;

@@ -38,7 +38,7 @@ static void compare_floats(const char *name, const float *got, const double *wan
 /* With few numbers there is no mean: all may be rounded far. */
 static struct table_tolerance tolerance(const struct block_data *d)
 {
-	struct table_tolerance t = *table_tolerance();
+	struct table_tolerance t = *table_tolerance_held();
 
 	double few = d->c.T * d->c.I == 1 ? 3e-2 : 1e-2;
 

@@ -56,7 +56,7 @@ static void store_and_open(const struct moe_format *f, const struct moe_format_l
 				.n = N,
 				.k = K };
 	struct moe_array *a[4] = { &s.codes, &s.scale, &s.zero, &s.more };
-	struct moe_quantised q, back = { .coding = { .format = f }, .n = N, .k = K, .rows = 1 };
+	struct moe_quantised q, back = { .coding = { .format = f }, .n = N, .k = K };
 	int64_t n = 0, k = 0;
 	void *memory;
 
@@ -72,7 +72,7 @@ static void store_and_open(const struct moe_format *f, const struct moe_format_l
 	CHECK(l->size(&s.codes, &s.scale, &n, &k) && n == N && k == K);
 	CHECK_OK(l->open(&s, &back));
 	back.codes = s.codes, back.scale = s.scale, back.zero = s.zero;
-	CHECK(back.rows == q.rows && back.coding.group == q.coding.group &&
+	CHECK(back.coding.rows == q.coding.rows && back.coding.group == q.coding.group &&
 	      back.coding.zero == q.coding.zero);
 	for (int i = 0; i < N; i++) {
 		moe_dequantise_row(&q, i, 0, K, want);
@@ -115,7 +115,7 @@ static void test_copy(void)
 			continue;
 		CHECK_OK(moe_quantise(f, x, MOE_F32, N, K, K, &q, &memory));
 		half = (struct moe_quantised){
-			.coding = q.coding, .n = N / 2, .k = K, .rows = q.rows
+			.coding = q.coding, .n = N / 2, .k = K
 		};
 		CHECK_OK(moe_quantised_copy(&q, 1, 2, &half, &copy));
 		for (int n = 0; n < N / 2; n++) {

@@ -173,7 +173,7 @@ static struct moe_expert_layer *dropping(struct moe_engine *e, const struct bloc
 
 static void compare(struct moe_expert_layer *l, const struct block_data *d, const struct reference *r)
 {
-	const struct table_tolerance *t = table_tolerance();
+	const struct table_tolerance *t = table_tolerance_held();
 	int64_t n = (int64_t)d->c.T * d->c.H;
 
 	layer_within("out", d->out, r->out, n, t->out);

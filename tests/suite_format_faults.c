@@ -71,11 +71,12 @@ static bool put(struct file *f, const struct moe_format *format, const struct mo
 	bool rows = l->name && strstr(l->name, "rows");
 
 	coding.group = rows ? k : coding.group;
+	coding.rows = rows ? 1 : coding.rows;
 	snprintf(f->base, sizeof f->base, "%s", base);
 	f->coding = coding;
 	memset(f->of, 0, sizeof f->of);
 	for (int64_t e = 0; e < MOE_MAX(experts, 1); e++) {
-		struct moe_quantised q = { .coding = coding, .n = n, .k = k, .rows = rows ? 1 : coding.rows };
+		struct moe_quantised q = { .coding = coding, .n = n, .k = k };
 		struct moe_stored s = { .zero_name = "" };
 		struct moe_array *a[TENSORS] = { &s.codes, &s.scale, &s.zero, &s.more };
 		void *memory = NULL;

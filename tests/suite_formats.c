@@ -204,7 +204,7 @@ static void test_malformed(void)
 		struct moe_quantised q;
 
 		CHECK_OK(open_case(&c, &q));
-		CHECK(q.coding.group >= 1 && q.rows >= 1 && q.reader);
+		CHECK(q.coding.group >= 1 && q.coding.rows >= 1 && q.reader);
 		bad = c;
 		bad.s.codes.shape[0]++;
 		CHECK_ERROR(open_case(&bad, &q), MOE_ERR_FORMAT, "X.codes has shape");
@@ -366,11 +366,11 @@ static void test_fp8_scales(void)
 	free(c.s.scale.data);
 	c.s.scale = array(MOE_BF16, 2, 160, 1, 0);
 	CHECK_OK(open_case(&c, &q));
-	CHECK(q.rows == 1 && q.coding.group == 300 && q.coding.scale == MOE_BF16);
+	CHECK(q.coding.rows == 1 && q.coding.group == 300 && q.coding.scale == MOE_BF16);
 	c.s.scale.ndim = 1;
 	c.s.scale.shape[0] = 1;
 	CHECK_OK(open_case(&c, &q));
-	CHECK(q.rows == 160);
+	CHECK(q.coding.rows == 160);
 	free_case(&c);
 }
 

@@ -4,6 +4,9 @@
  * text. Each case is a child of its own with a time limit.
  */
 #include "engine/internal.h"
+#include "tasks/moe_tasks.h"
+#include "tasks/trained_tasks.h"
+#include "tasks/update_tasks.h"
 #include "tests/block_check.h"
 #include "tests/graph_check.h"
 
@@ -414,6 +417,119 @@ static const struct guard guards[] = {
 	{ "observer while busy", observer_while_busy },
 };
 
+/* ---- arguments of tasks ---- */
+
+/* Each kind that takes arguments, with none set: no layer, no rows, no place for a result. */
+static void refuse_empty_arguments(const struct moe_context *c)
+{
+	const struct moe_attn_args attn = { 0 };
+	const struct moe_head_args head = { 0 };
+	const struct moe_loss_args loss = { 0 };
+	const struct moe_copy_args copy = { 0 };
+	const struct moe_token_args token = { 0 };
+	const struct moe_expert_args expert = { 0 };
+	const struct moe_update_args update = { 0 };
+	const struct moe_grad_total_args total = { 0 };
+	const struct moe_exchange_args exchange = { 0 };
+	const struct moe_repack_args repack = { 0 };
+	const struct moe_dense_grad_args dense = { 0 };
+	const struct moe_vector_grad_args vector = { 0 };
+	const struct moe_embed_grad_args embed = { 0 };
+	const struct moe_renew_args renew = { 0 };
+	const struct moe_tensor_list none = { 0 };
+	struct moe_tensor *const lora[MOE_ATTN_LINEARS] = { NULL };
+	const enum moe_status got[] = {
+		moe_task_embed(c, &attn, 0, NULL, NULL, NULL),
+		moe_task_qkv(c, &attn, 0, NULL, lora, NULL, NULL),
+		moe_task_attention(c, &attn, 0, 0, none, NULL, NULL),
+		moe_task_attn_out(c, &attn, 0, none, NULL, NULL, NULL, NULL),
+		moe_task_final_norm(c, &head, 0, none, NULL, NULL, NULL),
+		moe_task_logits(c, &head, 0, NULL, NULL, NULL),
+		moe_task_loss(c, &head, 0, none, NULL),
+		moe_task_loss_total(c, &loss, none),
+		moe_task_logits_bwd(c, &head, 0, NULL, NULL),
+		moe_task_loss_bwd(c, &head, 0, none, NULL, NULL, none),
+		moe_task_attn_out_bwd(c, &attn, 0, NULL, NULL, NULL, NULL, NULL),
+		moe_task_attention_bwd_q(c, &attn, 0, 0, NULL, NULL, NULL, NULL),
+		moe_task_attention_bwd_kv(c, &attn, 0, 0, none, NULL, NULL, NULL),
+		moe_task_qkv_bwd(c, &attn, 0, none, NULL, lora, NULL, NULL, NULL, NULL),
+		moe_task_linear_grad(c, &attn, NULL, NULL, NULL, NULL, NULL),
+		moe_task_load(c, &copy, 0, NULL, NULL, NULL),
+		moe_task_store(c, &copy, 0, NULL, NULL),
+		moe_task_route(c, &token, 0, NULL, NULL, NULL, NULL),
+		moe_task_plan(c, &token, NULL, 0, NULL, NULL),
+		moe_task_gather(c, &expert, NULL, NULL, NULL, NULL),
+		moe_task_gate_up(c, &expert, 0, NULL, NULL, NULL, NULL, NULL, NULL),
+		moe_task_down(c, &expert, 0, NULL, 0, NULL, NULL, NULL),
+		moe_task_combine_part(c, &token, 0, NULL, NULL, NULL, NULL),
+		moe_task_combine(c, &token, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL),
+		moe_task_ffn_up(c, &token, 0, NULL, NULL, NULL),
+		moe_task_ffn_down(c, &token, 0, NULL, NULL, NULL, NULL, NULL),
+		moe_task_repack_bwd(c, &expert, 1, NULL, NULL, NULL),
+		moe_task_scatter(c, &expert, NULL, NULL, NULL, NULL),
+		moe_task_down_bwd(c, &expert, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL),
+		moe_task_gate_up_bwd(c, &expert, 0, NULL, 0, NULL, NULL, NULL),
+		moe_task_lora_grad(c, &expert, NULL, 0, NULL, NULL, NULL, NULL),
+		moe_task_weight_grad(c, &expert, NULL, 0, NULL, NULL, NULL),
+		moe_task_route_bwd(c, &token, 0, NULL, NULL, NULL, NULL),
+		moe_task_combine_bwd(c, &token, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL),
+		moe_task_router_grad(c, &token, NULL, NULL, NULL, NULL, NULL),
+		moe_task_router_lora_grad(c, NULL, NULL, NULL, NULL),
+		moe_task_router_fold(c, NULL, NULL),
+		moe_task_ffn_bwd(c, &token, 0, NULL, NULL, NULL, NULL, NULL, NULL),
+		moe_task_ffn_lora_grad(c, &token, NULL, NULL, NULL, NULL, NULL),
+		moe_task_grad_norm(c, &update, 0, 0, NULL, 0, NULL),
+		moe_task_grad_total(c, &total, NULL, NULL),
+		moe_task_update(c, &update, 0, 0, NULL, 0, NULL, NULL, 0),
+		moe_task_exchange(c, &exchange, NULL, 0, NULL, 0),
+		moe_task_rescale(c, &update, 0, 0, NULL, 0),
+		moe_task_repack(c, &repack, NULL, NULL),
+		moe_task_requantise(c, &repack, NULL, NULL, 0),
+		moe_task_dense_grad(c, &dense, &none, 0, NULL),
+		moe_task_vector_grad(c, &vector, &none, 0, NULL),
+		moe_task_embed_grad(c, &embed, &none, NULL),
+		moe_task_renew(c, &renew, none, NULL),
+	};
+
+	for (size_t i = 0; i < MOE_COUNT(got); i++)
+		if (!CHECK(got[i] == MOE_ERR_ARG))
+			printf("  call %zu: %s\n", i, moe_status_text(got[i]));
+}
+
+/* What one kind of a pair refuses, the other does too; counts of 0 as well as NULL. */
+static void refuse_halves(const struct moe_context *c)
+{
+	const struct moe_experts layer = { .P = 1, .G = 2 };
+	struct moe_experts_state state = { 0 };
+	const struct moe_tensor_list none = { 0 };
+	struct moe_expert_args expert = { .layer = &layer, .state = &state };
+	struct moe_token_args token = { .layer = &layer, .t1 = 1 };
+	const struct moe_decoder_layer attention = { 0 };
+	struct moe_attn_args attn = { .layer = &attention, .t1 = 1, .h1 = 1, .batch.T = 1 };
+	float row;
+	struct moe_copy_args copy = { .rows = &row, .t1 = 1 };
+
+	CHECK_ERROR(moe_task_lora_grad(c, &expert, NULL, 0, NULL, NULL, NULL, NULL), MOE_ERR_ARG, "0 groups");
+	expert.groups = 3;
+	CHECK_ERROR(moe_task_lora_grad(c, &expert, NULL, 0, NULL, NULL, NULL, NULL), MOE_ERR_ARG, "3 groups");
+	CHECK_ERROR(moe_task_ffn_up(c, &token, 0, NULL, NULL, NULL), MOE_ERR_ARG, "ffn_up");
+	CHECK_ERROR(moe_task_ffn_bwd(c, &token, 0, NULL, NULL, NULL, NULL, NULL, NULL), MOE_ERR_ARG, "ffn_bwd");
+	CHECK_ERROR(moe_task_attention(c, &attn, 0, 0, none, NULL, NULL), MOE_ERR_ARG, "tokens 0..1");
+	CHECK_ERROR(moe_task_attention_bwd_kv(c, &attn, 0, 0, none, NULL, NULL, NULL), MOE_ERR_ARG, "tokens 0..1");
+	CHECK_ERROR(moe_task_load(c, &copy, 0, NULL, NULL, NULL), MOE_ERR_ARG, "of 0 numbers");
+	CHECK_ERROR(moe_task_store(c, &copy, 0, NULL, NULL), MOE_ERR_ARG, "of 0 numbers");
+}
+
+static void task_arguments(void)
+{
+	struct moe_context c = { .layer = -1 };
+
+	CHECK_OK(moe_engine_open_dry(1, 1, &c.engine));
+	refuse_empty_arguments(&c);
+	refuse_halves(&c);
+	CHECK_OK(moe_engine_close(c.engine));
+}
+
 static void all(void)
 {
 	for (size_t i = 0; i < MOE_COUNT(guards); i++)
@@ -422,5 +538,6 @@ static void all(void)
 
 const struct moe_test moe_suite_tests[] = {
 	{ "every guard", all },
+	{ "arguments of tasks", task_arguments },
 	{ NULL, NULL },
 };

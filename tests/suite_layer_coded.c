@@ -127,6 +127,7 @@ static void steps(struct moe_engine *e, const struct moe_format *f, enum moe_act
 	struct moe_adamw_params p = { .struct_size = sizeof p, .learning_rate = 1e-2, .beta1 = .9, .beta2 = .999,
 				      .eps = 1e-8, .weight_decay = .1 };
 	struct block_case c = small;
+	struct moe_experts_info info = { .struct_size = sizeof info };
 	struct masters m[3];
 	struct moe_expert_layer *l;
 	struct block_data d;
@@ -134,6 +135,9 @@ static void steps(struct moe_engine *e, const struct moe_format *f, enum moe_act
 	c.base_grads = true;
 	block_data_make(&d, &c);
 	l = make(e, f, &d, activations);
+	CHECK_OK(moe_experts_get_info(l, &info)); /* floats became codes */
+	if (!CHECK(info.load_error > .001 && info.load_error < (f->bits == 8 ? .04 : .2)))
+		printf("  %s: load_error %.4f\n", f->name, info.load_error);
 	for (int i = 0; i < 3; i++) {
 		size_t n = (size_t)d.n[i];
 
@@ -211,6 +215,7 @@ static void test_errors(void)
 	struct block_case c = { .E = 2, .k = 1, .H = 32, .I = 32, .T = 3 };
 	struct moe_experts_params p = layer_params(&c);
 	struct moe_engine *e = layer_engine(2, 1);
+	struct moe_experts_info info = { .struct_size = sizeof info };
 	struct moe_expert_layer *l = NULL;
 	const int64_t map[2] = { 1, 0 };
 
@@ -240,6 +245,8 @@ static void test_errors(void)
 	CHECK_ERROR(moe_experts_load_quantised(l, &a, &a, &a, 0, map, 1), MOE_ERR_ARG, "the map of experts has 1");
 	CHECK_OK(moe_experts_load_quantised(l, &a, &a, &a, 0, map, 2));
 	CHECK_OK(moe_experts_load_quantised(l, &b, &b, &b, 0, NULL, 0)); /* once */
+	CHECK_OK(moe_experts_get_info(l, &info));
+	CHECK(info.load_error == 0);
 	moe_experts_destroy(l);
 	CHECK_OK(moe_engine_close(e));
 }

@@ -81,13 +81,13 @@ static bool store(const struct moe_format *format, const struct moe_format_layou
 		bool rows = l->name && strstr(l->name, "rows");
 		struct moe_quantised q = { .coding = coding,
 					   .n = n,
-					   .k = k,
-					   .rows = rows ? 1 : MOE_MAX(format->rows, 1) };
+					   .k = k };
 		struct moe_stored s = { .zero_name = "" };
 		void *memory;
 		bool good;
 
 		q.coding.group = rows ? k : coding.group;
+		q.coding.rows = rows ? 1 : coding.rows;
 		CHECK_OK(moe_quantise_as(w + e * n * k, MOE_F32, k, &q, &memory));
 		good = l->writer->shapes(&q, &s) == MOE_OK && !s.zero.ndim;
 		if (good && !e) {

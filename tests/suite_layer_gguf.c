@@ -289,14 +289,15 @@ static void read_row(const struct moe_st_tensor *t, const struct moe_st_quantise
 	free(exact), free(used);
 }
 
-/* The weights of d become those that the file's conversion gives. */
-static void convert(struct block_data *d, const char *const types[3])
+/* The weights of d become those that the file's conversion gives; its relative error. */
+static double convert(struct block_data *d, const char *const types[3])
 {
 	static const char *const names[3] = { "gate", "up", "down" };
 	struct moe_safetensors *st = NULL;
+	double lost = 0, all = 0;
 
 	if (!CHECK_OK(moe_safetensors_open_experts(path(), &st)))
-		return;
+		return 0;
 	CHECK((int)moe_safetensors_count(st) == 3 * d->c.E); /* and nothing else of the file */
 	for (int i = 0; i < 3; i++) {
 		int64_t n = i == 2 ? d->c.H : d->c.I, k = i == 2 ? d->c.I : d->c.H;
@@ -316,6 +317,8 @@ static void convert(struct block_data *d, const char *const types[3])
 			for (int64_t row = 0; t && row < n; row++)
 				read_row(t, coded ? &q : NULL, row, k, d->w[i] + (e * n + row) * k, &s);
 		}
+		lost += s.lost;
+		all += kind->lost > 0 ? s.lost_all : 0; /* what is exact is not measured */
 		s.far = sqrt(s.far / s.far_all);
 		s.lost = sqrt(s.lost / s.lost_all);
 		if (!i)
@@ -325,6 +328,7 @@ static void convert(struct block_data *d, const char *const types[3])
 		CHECK(s.lost <= kind->lost);
 	}
 	moe_safetensors_close(st);
+	return lost > 0 ? sqrt(lost / all) : 0;
 }
 
 static struct moe_expert_layer *make(struct moe_engine *e, const char *format)
@@ -351,20 +355,25 @@ static void count_notes(enum moe_log_level level, const char *text, void *user)
 static void one_file(struct moe_engine *e, const char *const types[3])
 {
 	struct moe_expert_layer *a = make(e, kind_of(types[0])->format), *b = make(e, NULL);
+	struct moe_experts_info info = { .struct_size = sizeof info };
 	struct block_data d;
 	bool near = false;
+	double lost;
 
 	for (int i = 0; i < 3; i++)
 		near = near || kind_of(types[i])->lost > 0;
 	block_data_make(&d, &shape);
 	write_gguf(&d, types);
-	convert(&d, types);
+	lost = convert(&d, types);
 	notes = 0;
 	moe_log_set(count_notes, NULL);
 	if (!CHECK_OK(moe_experts_load_file(a, path(), NULL, NULL, 0)))
 		printf("  %s, %s: %s\n", types[0], types[2], moe_last_error());
 	moe_log_set(NULL, NULL);
 	CHECK(notes == near);
+	CHECK_OK(moe_experts_get_info(a, &info));
+	if (!CHECK(fabs(info.load_error - lost) <= .15 * lost && (lost > 0) == near)) /* of some rows, of all */
+		printf("  %s, %s: load_error %.5f, %.5f expected\n", types[0], types[2], info.load_error, lost);
 	CHECK_OK(layer_load(b, &d, NULL, 0));
 	layer_same_bits(a, b, &d);
 	moe_experts_destroy(a), moe_experts_destroy(b);

@@ -140,7 +140,7 @@ static struct moe_expert_layer *make(struct moe_engine *e, const struct file *f,
 /* A forward and a backward of l and of the file's router, which *r becomes; out is the key of the output. */
 static void compare_path(struct moe_expert_layer *l, struct file *f, struct way w, const char *out, struct router *r)
 {
-	const struct table_tolerance *tolerance = table_tolerance();
+	const struct table_tolerance *tolerance = table_tolerance_held();
 	int64_t n = (int64_t)f->d.c.T * f->d.c.H;
 	double *grad_x = calloc((size_t)n + 1, sizeof *grad_x);
 
@@ -156,7 +156,7 @@ static void compare_path(struct moe_expert_layer *l, struct file *f, struct way 
 
 static void check_path(struct moe_engine *e, struct file *f, struct way w)
 {
-	const struct table_tolerance *tolerance = table_tolerance();
+	const struct table_tolerance *tolerance = table_tolerance_held();
 	const struct block_case *c = &f->d.c;
 	struct moe_expert_layer *l = make(e, f, w, true, false);
 	struct router r;
@@ -280,7 +280,7 @@ static void put_peft_b(const struct block_case *c, const double *b, int64_t rows
 static void compare_peft_gradients(const struct file *f, struct moe_expert_layer *l)
 {
 	const struct block_case *c = &f->d.c;
-	double bound = table_tolerance()->grad, *g[LAYER_LORA];
+	double bound = table_tolerance_held()->grad, *g[LAYER_LORA];
 	double *b = calloc((size_t)(MOE_MAX(2 * c->I, c->H) * c->r * c->E) + 1, sizeof *b);
 
 	for (int i = 0; i < LAYER_LORA; i++)

@@ -63,8 +63,7 @@ static void check_layer(struct moe_engine *e, const struct moe_format *f, const 
 			enum moe_expert_matrix which =
 				(enum moe_expert_matrix)(i % MOE_EXPERT_MATRICES);
 			int expert = i / MOE_EXPERT_MATRICES;
-			struct moe_quantised q = { .coding = coding[which],
-						   .rows = coding[which].rows };
+			struct moe_quantised q = { .coding = coding[which] };
 			struct moe_coded_matrix m;
 
 			q.n = which == MOE_DOWN ? s->H : s->I;

@@ -30,6 +30,8 @@ const struct moe_kernels *table(void);
 /* For moe_engine_params.isa; NULL outside of each_table. */
 const char *table_isa(void);
 const struct table_tolerance *table_tolerance(void);
+/* The same where bf16 holds the weights and inputs: tables of f32 panels round nothing in such a forward. */
+const struct table_tolerance *table_tolerance_held(void);
 /* Weights and kept activations have 16 bits. */
 bool table_is_packed(void);
 /*

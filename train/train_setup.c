@@ -130,8 +130,8 @@ static enum moe_status check_output(struct moe_run *r)
 
 	MOE_TRY(moe_dir_make(p->output_dir));
 	if (access(p->output_dir, W_OK | X_OK))
-		return moe_fail(MOE_ERR_IO, "the output directory %s is not writable",
-				p->output_dir);
+		return moe_fail(MOE_ERR_IO, "the output directory %s is not writable: %s",
+				p->output_dir, strerror(errno));
 	MOE_TRY(lock_output(r));
 	for (size_t i = 0; !p->overwrite && !p->resume && i < MOE_COUNT(results); i++) {
 		char *path = moe_path_join(p->output_dir, results[i]);

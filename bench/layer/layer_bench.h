@@ -12,8 +12,6 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-#define LAYER_MAX_TOP 16 /* experts per token */
-
 struct moe_format;
 
 struct layer_shape {

@@ -27,8 +27,7 @@ static struct moe_quantised form_of(const struct layer_options *o, int64_t n, in
 {
 	struct moe_quantised q = { .coding = moe_format_coding(o->format, k),
 				   .n = n,
-				   .k = k,
-				   .rows = MOE_MAX(o->format->rows, 1) };
+				   .k = k };
 
 	if (o->per_row)
 		q.coding.group = k;

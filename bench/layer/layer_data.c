@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Routing, activations and weights of bench_layer. */
+#include "bench/drawn.h"
 #include "bench/layer/layer_bench.h"
-
-#include "engine/base.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -10,60 +9,6 @@
 #define ROUTING_SEED 1
 #define DISTINCT_EXPERTS 4
 #define ALL_DISTINCT_BELOW ((int64_t)1 << 24) /* elements of a matrix of all experts */
-
-/* splitmix64 of a counter. The peers' programs draw the same numbers. */
-static uint64_t random_bits(uint64_t counter)
-{
-	uint64_t z = (counter + 1) * 0x9e3779b97f4a7c15u;
-
-	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-	z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-	return z ^ z >> 31;
-}
-
-/* Uniform with standard deviation `scale`. */
-static void fill(void *dst, enum moe_dtype dtype, int64_t n, uint64_t seed, double scale)
-{
-	double unit = scale * sqrt(3) * 0x1p-31;
-
-	for (int64_t i = 0; i < n; i++) {
-		uint64_t bits = random_bits(seed << 40 | (uint64_t)i >> 1);
-		float v = (float)(unit * (int32_t)(i & 1 ? bits >> 32 : bits));
-
-		if (dtype == MOE_BF16)
-			((uint16_t *)dst)[i] = moe_f32_to_bf16(v);
-		else
-			((float *)dst)[i] = v;
-	}
-}
-
-/* The k highest of E scores, uniform in [0, 1) plus the skew, which favours low indices. */
-static void route_token(const struct layer_options *o, int64_t t, int32_t *ids, float *weights)
-{
-	int E = o->shape.E, k = o->shape.k;
-	double score[LAYER_MAX_TOP], sum = 0;
-
-	for (int j = 0; j < k; j++)
-		score[j] = -INFINITY;
-	for (int e = 0; e < E; e++) {
-		uint64_t bits = random_bits((uint64_t)ROUTING_SEED << 40 | (uint64_t)(t * E + e));
-		double s = (double)(bits >> 40) * 0x1p-24 + o->skew * (E - 1 - e) / E;
-		int j = k - 1;
-
-		if (s <= score[j])
-			continue;
-		for (; j > 0 && s > score[j - 1]; j--) {
-			score[j] = score[j - 1];
-			ids[j] = ids[j - 1];
-		}
-		score[j] = s;
-		ids[j] = e;
-	}
-	for (int j = 0; j < k; j++)
-		sum += exp(score[j]);
-	for (int j = 0; j < k; j++)
-		weights[j] = (float)(exp(score[j]) / sum);
-}
 
 static struct moe_array matrix(enum moe_dtype dtype, int64_t rows, int64_t cols)
 {
@@ -93,10 +38,10 @@ bool layer_data_make(const struct layer_options *o, struct layer_data *d)
 	if (!d->x.data || !d->out.data || !d->grad_out.data || !d->grad_x.data || !d->ids ||
 	    !d->weights || !d->grad_weights.data || !d->rows)
 		return false;
-	fill(d->x.data, o->dtype, T * H, 2, 1);
-	fill(d->grad_out.data, o->dtype, T * H, 3, 1);
+	drawn_fill(d->x.data, o->dtype, T * H, 2, 1);
+	drawn_fill(d->grad_out.data, o->dtype, T * H, 3, 1);
 	for (int64_t t = 0; t < T; t++)
-		route_token(o, t, d->ids + t * k, d->weights + t * k);
+		drawn_route(o->shape.E, (int)k, o->skew, ROUTING_SEED, t, d->ids + t * k, d->weights + t * k);
 	for (int64_t i = 0; i < T * k; i++) {
 		d->rows[d->ids[i]]++;
 		hash = (hash ^ (uint32_t)d->ids[i]) * 16777619u;
@@ -139,7 +84,7 @@ static enum moe_status load_matrix(const struct layer_options *o, struct moe_blo
 	if (!p)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for the weights");
 	a.data = p;
-	fill(p, o->dtype, distinct * n, 10 + (uint64_t)which, 1 / sqrt((double)in));
+	drawn_fill(p, o->dtype, distinct * n, 10 + (uint64_t)which, 1 / sqrt((double)in));
 	for (int64_t e = distinct; e < E; e++)
 		rotate(p + (size_t)e * bytes, p + (size_t)(e % distinct) * bytes, bytes,
 		       (size_t)(e / distinct) * size);
@@ -165,7 +110,7 @@ static enum moe_status load_lora(const struct layer_options *o, struct moe_block
 	a.data = moe_alloc((size_t)(E * r * wide), sizeof(float));
 	if (!a.data)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for LoRA");
-	fill(a.data, MOE_F32, E * r * wide, 10 + (uint64_t)which,
+	drawn_fill(a.data, MOE_F32, E * r * wide, 10 + (uint64_t)which,
 	     is_b ? .1 / sqrt((double)r) : 1 / sqrt((double)wide));
 	st = moe_block_set(block, which, &a);
 	moe_free(a.data);

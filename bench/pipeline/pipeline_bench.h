@@ -11,8 +11,6 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-#define PIPELINE_MAX_TOP 64 /* experts per token */
-
 struct pipeline_options {
 	int layers, experts, top, hidden, intermediate; /* top: experts per token */
 	int tokens, micro_batches;			/* tokens of each */

@@ -1,33 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Weights, tokens and routing: functions of an index, so every run and machine has the same. */
+#include "bench/drawn.h"
 #include "bench/pipeline/pipeline_bench.h"
-
-#include "engine/base.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-/* splitmix64's finaliser over a counter */
-static uint64_t random_bits(uint64_t i)
-{
-	uint64_t z = i * UINT64_C(0x9e3779b97f4a7c15) + UINT64_C(0x632be59bd9b4e019);
-
-	z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-	z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
-	return z ^ z >> 31;
-}
-
-/* Uniform of variance scale^2. */
-static void fill(float *dst, int64_t n, uint64_t seed, double scale)
-{
-	float unit = (float)(scale * sqrt(3) * 0x1p-31);
-
-	for (int64_t i = 0; i < n; i++) {
-		uint64_t bits = random_bits(seed << 40 | (uint64_t)i >> 1);
-
-		dst[i] = unit * (float)(int32_t)(i & 1 ? bits >> 32 : bits);
-	}
-}
+#define ROUTING_SEED 77
 
 static struct moe_array matrix(enum moe_dtype dtype, int64_t rows, int64_t cols)
 {
@@ -38,35 +17,6 @@ static struct moe_array matrix(enum moe_dtype dtype, int64_t rows, int64_t cols)
 	if (a.data)
 		memset(a.data, 0, bytes);
 	return a;
-}
-
-/* The k highest of E scores of a token, and their softmax. */
-static void route(const struct pipeline_options *o, uint64_t token, int32_t *ids, float *scores)
-{
-	double score[PIPELINE_MAX_TOP], sum = 0;
-
-	for (int j = 0; j < o->top; j++)
-		score[j] = -1;
-	for (int e = 0; e < o->experts; e++) {
-		double s = (double)(random_bits(UINT64_C(77) << 40 |
-						(token * (uint64_t)o->experts + (uint64_t)e)) >>
-				    40) *
-			   0x1p-24;
-		int j = o->top - 1;
-
-		if (s <= score[j])
-			continue;
-		for (; j > 0 && s > score[j - 1]; j--) {
-			score[j] = score[j - 1];
-			ids[j] = ids[j - 1];
-		}
-		score[j] = s;
-		ids[j] = e;
-	}
-	for (int j = 0; j < o->top; j++)
-		sum += exp(score[j]);
-	for (int j = 0; j < o->top; j++)
-		scores[j] = (float)(exp(score[j]) / sum);
 }
 
 static enum moe_status make_weights(const struct pipeline_options *o, struct pipeline_data *d)
@@ -81,7 +31,7 @@ static enum moe_status make_weights(const struct pipeline_options *o, struct pip
 		d->weights[i].data = moe_alloc((size_t)(E * H * I), sizeof(float));
 		if (!d->weights[i].data)
 			return moe_fail(MOE_ERR_NOMEM, "no memory for the weights");
-		fill(d->weights[i].data, E * H * I, 10 + (uint64_t)i,
+		drawn_fill(d->weights[i].data, MOE_F32, E * H * I, 10 + (uint64_t)i,
 		     (down ? 8 : 1.5) / sqrt((double)(down ? I : H)));
 	}
 	return MOE_OK;
@@ -104,10 +54,10 @@ static enum moe_status make_micro(const struct pipeline_options *o, struct pipel
 		if (!d->rows[m][i].data || !d->grads[m][i].data)
 			return moe_fail(MOE_ERR_NOMEM, "no memory for the activations");
 	}
-	fill(d->rows[m][0].data, T * H, 2 + (uint64_t)m, 1);
+	drawn_fill(d->rows[m][0].data, MOE_F32, T * H, 2 + (uint64_t)m, 1);
 	for (int64_t t = 0; t < T; t++)
-		route(o, (uint64_t)(m * T + t), (int32_t *)d->ids[m].data + t * k,
-		      (float *)d->scores[m].data + t * k);
+		drawn_route(o->experts, o->top, 0, ROUTING_SEED, m * T + t, (int32_t *)d->ids[m].data + t * k,
+			    (float *)d->scores[m].data + t * k);
 	return MOE_OK;
 }
 
@@ -124,7 +74,7 @@ enum moe_status pipeline_data_make(const struct pipeline_options *o, struct pipe
 	d->scores = moe_calloc(M, sizeof *d->scores);
 	if (!d->grad_out.data || !d->rows || !d->grads || !d->ids || !d->scores)
 		return moe_fail(MOE_ERR_NOMEM, "no memory for the activations");
-	fill(d->grad_out.data, (int64_t)o->tokens * o->hidden, 3, 1e-2);
+	drawn_fill(d->grad_out.data, MOE_F32, (int64_t)o->tokens * o->hidden, 3, 1e-2);
 	for (int m = 0; m < o->micro_batches; m++)
 		MOE_TRY(make_micro(o, d, m));
 	return MOE_OK;

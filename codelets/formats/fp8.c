@@ -48,13 +48,13 @@ static enum moe_status open(const struct moe_stored *s, struct moe_quantised *q)
 	q->coding.scale = s->scale.dtype;
 	if (is_shape(&s->scale, (n + BLOCK - 1) / BLOCK, (k + BLOCK - 1) / BLOCK)) {
 		q->coding.group = BLOCK;
-		q->rows = BLOCK;
+		q->coding.rows = BLOCK;
 	} else if (count == n && s->scale.shape[0] == n && s->scale.ndim <= 2) {
 		q->coding.group = k;
-		q->rows = 1;
+		q->coding.rows = 1;
 	} else if (count == 1) {
 		q->coding.group = k;
-		q->rows = n;
+		q->coding.rows = n;
 	} else {
 		return moe_fail(MOE_ERR_FORMAT,
 				"%s has shape %s; [%lld, %lld] (blocks of 128 x 128), [%lld, 1] "
@@ -110,7 +110,7 @@ static float quantise(int64_t n, int64_t k, const float *x, int64_t ld, uint8_t 
 static enum moe_status shapes(const struct moe_quantised *q, struct moe_stored *s)
 {
 	moe_stored_set(&s->codes, MOE_F8_E4M3, q->n, q->k);
-	moe_stored_set(&s->scale, q->coding.scale, (q->n + q->rows - 1) / q->rows,
+	moe_stored_set(&s->scale, q->coding.scale, (q->n + q->coding.rows - 1) / q->coding.rows,
 		       moe_groups(&q->coding, q->k));
 	return MOE_OK;
 }

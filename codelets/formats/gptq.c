@@ -75,7 +75,7 @@ static enum moe_status open(const struct moe_stored *s, struct moe_quantised *q)
 	q->writer = is_awq ? &awq_writer : &gptq_writer;
 	q->coding.scale = s->scale.dtype;
 	q->coding.zero = true;
-	q->rows = 1;
+	q->coding.rows = 1;
 	return MOE_OK;
 }
 

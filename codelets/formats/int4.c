@@ -64,7 +64,7 @@ static enum moe_status open(const struct moe_stored *s, struct moe_quantised *q)
 	MOE_TRY(moe_stored_group(s->scale_name, s->k, groups, &q->coding.group));
 	q->reader = &symmetric;
 	q->coding.scale = s->scale.dtype;
-	q->rows = 1;
+	q->coding.rows = 1;
 	return s->zero.data ? open_zero(s, groups, q) : MOE_OK;
 }
 

@@ -46,7 +46,7 @@ static enum moe_status open(const struct moe_stored *s, struct moe_quantised *q)
 	q->reader = &reader;
 	q->coding.scale = MOE_SCALE_UE8M0;
 	q->coding.group = GROUP;
-	q->rows = 1;
+	q->coding.rows = 1;
 	return MOE_OK;
 }
 

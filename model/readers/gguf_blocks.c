@@ -354,32 +354,27 @@ static const struct moe_code_reader q4_k_reader = { q4_k_codes, q4_k_scale, q4_k
 static const struct moe_code_reader q6_k_reader = { q6_k_codes, q6_k_scale, NULL };
 
 static const struct moe_st_codes q8_0 = {
-	.q = { .coding = { &moe_format_int8, MOE_F16, false, GROUP, 0, MOE_COMPUTE_DEFAULT },
-	       .reader = &q8_0_reader,
-	       .rows = 1 },
+	.q = { .coding = { &moe_format_int8, MOE_F16, false, GROUP, 0, MOE_COMPUTE_DEFAULT, 1 },
+	       .reader = &q8_0_reader },
 };
 static const struct moe_st_codes q4_0 = {
-	.q = { .coding = { &moe_format_int4, MOE_F16, false, GROUP, 0, MOE_COMPUTE_DEFAULT },
-	       .reader = &q4_0_reader,
-	       .rows = 1 },
+	.q = { .coding = { &moe_format_int4, MOE_F16, false, GROUP, 0, MOE_COMPUTE_DEFAULT, 1 },
+	       .reader = &q4_0_reader },
 };
 static const struct moe_st_codes q4_1 = {
-	.q = { .coding = { &moe_format_int4, MOE_BF16, true, GROUP, 0, MOE_COMPUTE_DEFAULT },
-	       .reader = &q4_1_reader,
-	       .rows = 1 },
+	.q = { .coding = { &moe_format_int4, MOE_BF16, true, GROUP, 0, MOE_COMPUTE_DEFAULT, 1 },
+	       .reader = &q4_1_reader },
 	.exact = q4_1_exact,
 };
 static const struct moe_st_codes q4_k = {
-	.q = { .coding = { &moe_format_int4, MOE_BF16, true, GROUP, 0, MOE_COMPUTE_DEFAULT },
-	       .reader = &q4_k_reader,
-	       .rows = 1 },
+	.q = { .coding = { &moe_format_int4, MOE_BF16, true, GROUP, 0, MOE_COMPUTE_DEFAULT, 1 },
+	       .reader = &q4_k_reader },
 	.exact = q4_k_exact,
 };
 /* d times a scale of 8 bits: F32 holds the product exactly, F16 does not. */
 static const struct moe_st_codes q6_k = {
-	.q = { .coding = { &moe_format_int8, MOE_F32, false, Q6_K_GROUP, 0, MOE_COMPUTE_DEFAULT },
-	       .reader = &q6_k_reader,
-	       .rows = 1 },
+	.q = { .coding = { &moe_format_int8, MOE_F32, false, Q6_K_GROUP, 0, MOE_COMPUTE_DEFAULT, 1 },
+	       .reader = &q6_k_reader },
 };
 
 /* By the numbers that files have. */

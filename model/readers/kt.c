@@ -234,9 +234,9 @@ static const struct moe_st_codes *codes_of(struct moe_kt *kt, const struct matri
 	c->q.coding =
 		(struct moe_coding){ .format = m->bits == 8 ? &moe_format_int8 : &moe_format_int4,
 				     .scale = MOE_F32,
-				     .group = m->k };
+				     .group = m->k,
+				     .rows = 1 };
 	c->q.reader = &reader;
-	c->q.rows = 1;
 	c->whole = true;
 	return c;
 }

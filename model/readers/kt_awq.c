@@ -141,10 +141,9 @@ enum moe_status moe_kt_awq_tensor(const struct moe_safetensors *blk, struct moe_
 	if (!c)
 		return moe_fail(MOE_ERR_NOMEM, "out of memory");
 	c->q.coding = (struct moe_coding){
-		.format = &moe_format_gptq, .scale = MOE_F16, .group = group, .zero = true
+		.format = &moe_format_gptq, .scale = MOE_F16, .group = group, .zero = true, .rows = 1
 	};
 	c->q.reader = &reader;
-	c->q.rows = 1;
 	c->whole = true;
 	*out = (struct moe_st_tensor){ .dtype_text = "kt AWQ",
 				       .dtype = MOE_DTYPE_COUNT,

@@ -2,6 +2,7 @@
 #include "model/readers/kt_files.h"
 #include "model/file.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <sys/stat.h>
 
@@ -51,7 +52,7 @@ enum moe_status moe_kt_files_check(const char *path, size_t bytes, uint64_t *sta
 	struct stat st;
 
 	if (stat(path, &st) != 0)
-		return moe_fail(MOE_ERR_IO, "%s: is missing", path);
+		return moe_fail(MOE_ERR_IO, "%s: %s", path, errno == ENOENT ? "is missing" : strerror(errno));
 	if (!S_ISREG(st.st_mode))
 		return moe_fail(MOE_ERR_FORMAT, "%s: is not a regular file", path);
 	if ((size_t)st.st_size != bytes)

@@ -69,6 +69,12 @@ def distance(got, want):
     return (off / sum(b * b for b in floats(want))) ** 0.5
 
 
+def sample_weights():
+    """Names of weights of MODEL whose values are worth comparing: in each layer a dense one and two experts' of both shapes."""
+    return [f"model.layers.{layer}.{name}.weight" for layer in range(4)
+            for name in ("self_attn.q_proj", "mlp.experts.0.gate_proj", "mlp.experts.7.down_proj")]  # fmt: skip
+
+
 def save_tokens(path, documents, trained=True, packs=None, **more):
     """One document a row, or packs of that many; every token but the first is trained, or none. more: metadata."""
     ids = [token for document in documents for token in document]

@@ -209,7 +209,7 @@ BEYOND = {
     "--adapter %s is a checkpoint that --overwrite removes: copy it elsewhere, or name another --output-dir": "needs a trained adapter: test_course.py",
     "--output-dir %s: another process is training into it": "needs two processes: test_newcomer.py",
     "the loss is not finite: the adapter or the weights have NaN or Inf, or overflow": "needs a trained adapter: test_course.py",
-    "standard output cannot be written": "test_full_standard_output",
+    "standard output cannot be written: %s": "test_full_standard_output",
     "bench %s needs a checkout of moesaic with its Python": "test_without_its_other_programs",
     "%s is not beside moesaic: in a checkout, cmake --build build/release --target %s": "test_without_its_other_programs",
     "%s needs moesaic-trace, which is neither beside moesaic nor in PATH": "test_without_its_other_programs",
@@ -282,7 +282,7 @@ class Errors(Case):
         with open("/dev/full", "w", encoding="utf-8") as full:
             result = subprocess.run([TOOL, "--help"], stdout=full, stderr=subprocess.PIPE, text=True)
         self.assertEqual(result.returncode, 2)
-        self.assertIn("standard output cannot be written", result.stderr)
+        self.assertIn("standard output cannot be written: No space left on device", result.stderr)
 
     def test_without_its_other_programs(self):
         os.mkdir(self.path("bin"))

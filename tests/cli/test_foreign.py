@@ -122,7 +122,7 @@ use_reentrant_gc upcast_layernorm upcast_lmhead_output infer_backend infer_dtype
 ms_hub_token om_hub_token print_param_status trust_remote_code init_special_tokens freeze_original_embeddings quantization_method
 quantization_type double_quantization quantization_device_map compute_dtype device_map image_max_pixels image_min_pixels
 image_do_pan_and_scan crop_to_patches video_max_pixels video_min_pixels video_fps video_maxlen use_audio_in_video audio_sampling_rate
-export_dir export_size export_device export_quantization_bit export_quantization_dataset export_quantization_nsamples
+export_dir export_device export_quantization_dataset export_quantization_nsamples
 export_quantization_maxlen export_hub_model_id vllm_maxlen vllm_gpu_util vllm_enforce_eager vllm_max_lora_rank vllm_config sglang_maxlen
 sglang_mem_fraction sglang_tp_size sglang_config sglang_lora_backend template media_dir buffer_size overwrite_cache
 preprocessing_batch_size preprocessing_num_workers eval_num_beams ignore_pad_token_for_loss eval_on_each_dataset
@@ -151,7 +151,7 @@ ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout fsdp fsdp_config 
 local_rank sortish_sampler predict_with_generate generation_max_length generation_num_beams generation_config enable_torch_profiler
 profiler_output_dir profiler_wait_steps profiler_warmup_steps profiler_active_steps profiler_repeat profiler_record_shapes
 profiler_profile_memory profiler_with_stack profile_modules fp8 fp8_backend fp8_enable_fsdp_float8_all_gather ray_num_workers
-ray_num_cpus_per_worker ray_init_kwargs master_addr master_port temperature top_p max_length max_new_tokens repetition_penalty task_dir
+ray_num_cpus_per_worker ray_init_kwargs master_addr master_port max_length task_dir
 lang n_shot save_dir download_mode use_kt kt_optimize_rule chunk_size mode kt_maxlen kt_use_cuda_graph kt_mode kt_force_think
 kt_non_expert_weight_path kt_expert_checkpoint_path kt_lora_expert_num kt_lora_expert_intermediate_size kt_backend kt_tp_enabled
 kt_threadpool_count kt_weight_lifecycle kt_num_gpu_experts kt_skip_expert_loading kt_share_backward_bb kt_share_cache_pool
@@ -213,6 +213,10 @@ class Foreign(Case):
 
     def test_accepted(self):
         self.assertEqual(self.train(self.write("lf.yaml", ACCEPTED)), [])
+
+    def test_keys_of_other_commands_are_left_out_without_a_note(self):
+        keys = "export_size export_quantization_bit temperature top_p max_new_tokens repetition_penalty"  # of merge and generate
+        self.assertEqual(self.train(self.config({key: VALUES.get(key, 1) for key in keys.split()})), [])
 
     def test_ignored(self):
         (line,) = self.train(self.config({key: VALUES.get(key, "x") for key in [*IGNORED, "streaming", "optim"]}))

@@ -147,6 +147,14 @@ class Export(Case):
         self.assertEqual(db.execute("select value from header where key = 'host.cpu'").fetchone(), ('A "CPU", </script><b>',))
         self.assertEqual(db.execute("select sum(bytes) from memory where purpose = 'weights'").fetchone(), (5500,))
 
+    def test_sqlite_says_why_it_is_not_written(self):
+        os.mkdir(self.path("folder"))
+        for path, why in ((self.path("folder"), "Is a directory"), (self.path("nowhere", "x"), "No such file or directory")):
+            line = self.refused("export", self.small, "--to", "sqlite", "-o", path)
+            self.assertIn(path + ": ", line)
+            self.assertIn(why, line)
+        self.assertEqual([n for n in os.listdir(self.path()) if ".part-" in n], [])
+
     def test_csv(self):
         folder = self.export("csv")
 

@@ -3,6 +3,7 @@
 
 import html.parser
 import json
+import math
 import os
 import re
 import shutil
@@ -48,6 +49,18 @@ key('0'); await frame(); key('+'); await frame();
 point('pointerdown', x(5), rows); point('pointermove', x(4), rows); point('pointerup', x(4), rows); await note('dragged');
 $('trial').textContent = JSON.stringify(seen);
 })();
+</script></body>"""
+
+
+# Where the names of the roofline lie, and the ends of its memory lines.
+ROOFLINE = """
+<pre id="trial"></pre><script>
+{
+  const box = t => { const b = t.getBBox(); return [t.textContent, b.x, b.y, b.x + b.width, b.y + b.height]; };
+  const all = [...document.querySelectorAll('#roofline svg > text:not([transform])')].map(box);
+  const slopes = [...document.querySelectorAll('#roofline polyline')].map(l => l.getAttribute('points').split(' ').map(p => p.split(',').map(Number)));
+  document.getElementById('trial').textContent = JSON.stringify({ all, slopes });
+}
 </script></body>"""
 
 
@@ -188,6 +201,26 @@ class Report(Case):
             self.assertGreater(len(page.texts[name]), 12, name)
             self.assertNotRegex(page.texts[name], "NaN|undefined|Infinity", name)
         self.assertEqual(page.fetches, [])
+
+    def test_names_on_the_roofline(self):
+        """None on another; lines where rate = GB/s times flop per byte, which grid labels show."""
+        path, text = self.report(self.made())
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text.replace("</body>", ROOFLINE))
+        seen = json.loads(self.browse(path).texts["trial"])
+        names = [b[0] for b in seen["all"]]
+        self.assertIn("down_bwd", names)
+        self.assertIn("100 GFLOP/s, one core", names)
+        self.assertTrue(any(n.endswith("GB/s, one core") for n in names) and any(n.endswith("each, all cores") for n in names), names)
+        for i, (a, x0, y0, x1, y1) in enumerate(seen["all"]):
+            for b, u0, v0, u1, v1 in seen["all"][:i]:
+                self.assertFalse(x0 < u1 and u0 < x1 and y0 < v1 - 2 and v0 < y1 - 2, (a, b))
+        decade_x = {float(b[0]): (b[1] + b[3]) / 2 for b in seen["all"] if b[0].replace(".", "").isdigit() and b[2] > 290}
+        decade_y = {float(b[0]): (b[2] + b[4]) / 2 for b in seen["all"] if b[0].replace(".", "").isdigit() and b[3] < 52 and b[2] < 290}
+        (x_low, x_high), (y_low, y_high) = ((min(d), max(d)) for d in (decade_x, decade_y))
+        steep = (decade_y[y_low] - decade_y[y_high]) / math.log(y_high / y_low) / ((decade_x[x_high] - decade_x[x_low]) / math.log(x_high / x_low))
+        for (x0, y0), (x1, y1) in seen["slopes"]:
+            self.assertAlmostEqual((y0 - y1) / (x1 - x0), steep, delta=0.02 * steep)
 
     def test_moving_about(self):
         path, text = self.report(self.small())

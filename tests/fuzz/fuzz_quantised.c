@@ -33,7 +33,7 @@ static void find(const struct moe_safetensors *st, const char *name, int64_t exp
 
 	if (moe_st_quantised_find(st, name, experts, n, k, &t, &found) != MOE_OK || !found)
 		return;
-	if (t.q.n != n || t.q.k != k || t.q.coding.group < 1 || t.q.rows < 1)
+	if (t.q.n != n || t.q.k != k || t.q.coding.group < 1 || t.q.coding.rows < 1)
 		__builtin_trap();
 	for (int64_t e = 0; e < MOE_MAX(experts, 1); e++) {
 		struct moe_quantised q = experts ? moe_st_quantised_expert(&t, e) : t.q;

@@ -194,7 +194,7 @@ static char *scalar(const cJSON *v)
 	return NULL;
 }
 
-/* One file serves train, estimate, eval, data and generate: what is another command's is left out. */
+/* One file serves train, estimate, eval, data and generate: what is another command's is left out, without a note. */
 static bool known_elsewhere(const char *key)
 {
 	for (int i = 0; cli_commands[i]; i++) {
@@ -284,10 +284,7 @@ static int set_foreign(struct settings *s, const cJSON *v)
 	free(text);
 	if (rc != -1)
 		return rc;
-	if (!known_elsewhere(v->string))
-		return unknown_key(s, v->string);
-	foreign_ignore(v->string);
-	return 0;
+	return known_elsewhere(v->string) ? 0 : unknown_key(s, v->string);
 }
 
 static int set_key(struct settings *s, const struct source *from, const cJSON *v)

@@ -37,6 +37,12 @@ static cJSON *read_info(const char *path)
 	}
 	text = cli_alloc(MAX_BYTES);
 	n = fread(text, 1, MAX_BYTES, f);
+	if (ferror(f)) {
+		cli_fail(CLI_USAGE, "%s: %s", path, strerror(errno));
+		fclose(f);
+		free(text);
+		return NULL;
+	}
 	fclose(f);
 	v = cJSON_ParseWithLength(text, n);
 	free(text);

@@ -91,7 +91,7 @@ bool foreign_name(int index, char *buf, size_t size)
 
 /* ---- actions ---- */
 
-void foreign_ignore(const char *key)
+static void ignore(const char *key)
 {
 	char *longer = cli_format("%s%s%s", left_out ? left_out : "", left_out ? ", " : "", key);
 
@@ -101,10 +101,8 @@ void foreign_ignore(const char *key)
 
 static int refuse(const struct settings *s, const struct foreign_rule *r, const char *key, const char *text)
 {
-	if (r->as && !settings_option(s, r->as)) {
-		foreign_ignore(key);
+	if (r->as && !settings_option(s, r->as))
 		return 0;
-	}
 	return cli_fail(CLI_USAGE, "%s%s%s: %s", key, *text ? ": " : "", text, r->ours);
 }
 
@@ -153,18 +151,14 @@ static int apply(struct settings *s, const struct foreign_rule *r, const char *k
 	case FOREIGN_REFUSE:
 		return refuse(s, r, key, text);
 	case FOREIGN_MAP:
-	case FOREIGN_ADD:
-		if (settings_option(s, r->ours))
-			return set(s, r, text);
-		break;
+	case FOREIGN_ADD: /* of another command, the file serves that too */
+		return settings_option(s, r->ours) ? set(s, r, text) : 0;
 	case FOREIGN_THREADS:
-		if (settings_option(s, r->ours))
-			return set_threads(s, r->ours, key, text);
-		break;
+		return settings_option(s, r->ours) ? set_threads(s, r->ours, key, text) : 0;
 	case FOREIGN_IGNORE:
+		ignore(key);
 		break;
 	}
-	foreign_ignore(key);
 	return 0;
 }
 

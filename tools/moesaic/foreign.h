@@ -6,7 +6,7 @@
 #include "tools/moesaic/options.h"
 
 enum foreign_action {
-	FOREIGN_IGNORE,	 /* changes nothing that is trained here: named in the note */
+	FOREIGN_IGNORE,	 /* changes nothing that any command does: named in the note */
 	FOREIGN_ACCEPT,	 /* what is done here anyway: not named */
 	FOREIGN_MAP,	 /* sets the flag `ours` to `as`, where %s is the value; NULL: the value */
 	FOREIGN_ADD,	 /* the same, to the entries of a list */
@@ -29,9 +29,7 @@ bool foreign_known(const char *key);
 bool foreign_name(int index, char *buf, size_t size);
 /* text "" for a list or a map. 0, an exit code, or -1: not a known key. */
 int foreign_set(struct settings *s, const char *key, const char *text);
-/* A key without meaning for this command or method: named in the note. */
-void foreign_ignore(const char *key);
-/* After the last key: one note that names what was ignored. */
+/* After the last key: one note that names what was ignored. What another command uses is left out without one. */
 void foreign_finish(const char *path);
 
 #endif

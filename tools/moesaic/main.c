@@ -150,7 +150,7 @@ static int finish(int rc)
 		return rc;
 	if (rc || errno == EPIPE)
 		return rc;
-	return cli_fail(CLI_USAGE, "standard output cannot be written");
+	return cli_fail(CLI_USAGE, "standard output cannot be written: %s", strerror(errno));
 }
 
 int main(int argc, char **argv)

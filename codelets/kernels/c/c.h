@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The portable table: plain C in loops over 16 floats, which compilers vectorise for whatever the
- * target's baseline is. Panels are f32 rows [m, width] as they stand, forward and backward alike;
- * pair arrays are f32 rows. Other tables may take those functions that they don't replace.
+ * target's baseline is (gemm.c: vectors of four floats, which every target has or gets). Panels are
+ * f32 rows [m, width] as they stand, forward and backward alike; pair arrays are f32 rows. Other
+ * tables may take those functions that they don't replace.
  */
 #ifndef MOE_CODELETS_KERNELS_C_C_H
 #define MOE_CODELETS_KERNELS_C_C_H

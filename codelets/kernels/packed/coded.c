@@ -29,7 +29,7 @@ struct moe_coded_layout moe_coded_layout(const struct moe_coding *c, int64_t k)
 
 struct moe_coding moe_coding_of(const struct moe_quantised *q, const struct moe_coded_window *w)
 {
-	struct moe_coding c = moe_coding_stored(q);
+	struct moe_coding c = q->coding;
 
 	c.phase = w->k0 % c.group;
 	if (!c.compute)

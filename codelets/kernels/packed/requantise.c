@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "codelets/kernels/packed/requantise.h"
 
-static int64_t rows_of(const struct moe_coding *c)
-{
-	return MOE_MAX(c->rows, 1);
-}
-
 enum moe_status moe_requantise_check(const struct moe_coding *c, int64_t n, int64_t k)
 {
-	int64_t rows = MOE_MIN(rows_of(c), n), columns = MOE_MIN(c->group, k);
+	int64_t rows = MOE_MIN(c->rows, n), columns = MOE_MIN(c->group, k);
 
 	if (c->zero ? !c->format->quantise_zero : !c->format->quantise)
 		return moe_fail(MOE_ERR_UNSUPPORTED,
@@ -28,7 +23,7 @@ enum moe_status moe_requantise_check(const struct moe_coding *c, int64_t n, int6
 bool moe_requantise_whole_blocks(const struct moe_coding *c, int64_t n0, int64_t n, int64_t N,
 				 int64_t k0, int64_t k, int64_t K)
 {
-	int64_t rows = rows_of(c);
+	int64_t rows = c->rows;
 
 	return n0 % rows == 0 && k0 % c->group == 0 && ((n0 + n) % rows == 0 || n0 + n == N) &&
 	       ((k0 + k) % c->group == 0 || k0 + k == K);
@@ -135,7 +130,7 @@ void moe_requantise_matrix(const struct moe_coded_matrix *m, int64_t n0, int64_t
 	const struct moe_coding *c = &m->window[0].weight->coding;
 	uint8_t codes[MOE_REQUANTISE_BLOCK];
 	float buffer[MOE_REQUANTISE_BLOCK];
-	int64_t rows = rows_of(c);
+	int64_t rows = c->rows;
 
 	MOE_ASSERT(n0 % rows == 0);
 	for (int64_t n = n0; n < n1; n += rows)
@@ -260,6 +255,5 @@ struct moe_quantised moe_coded_read(const struct moe_coded_matrix *m)
 				   .codes.data = (void *)m };
 
 	q.coding.phase = 0;
-	q.rows = rows_of(&q.coding);
 	return q;
 }

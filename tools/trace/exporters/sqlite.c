@@ -3,6 +3,7 @@
 #include "tools/trace/exporter.h"
 
 #ifdef MOE_TRACE_SQLITE
+#include <errno.h>
 #include <sqlite3.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +12,10 @@
 
 static int failed(sqlite3 *db, const char *path, char *error, size_t size)
 {
-	snprintf(error, size, "%s: %s", path, db ? sqlite3_errmsg(db) : "out of memory");
+	int system = db ? sqlite3_system_errno(db) : 0; /* of its last call that failed for a reason of the system's */
+
+	snprintf(error, size, "%s: %s%s%s", path, db ? sqlite3_errmsg(db) : "out of memory", system ? ": " : "",
+		 system ? strerror(system) : "");
 	return -1;
 }
 
@@ -104,7 +108,7 @@ static int write_sqlite(const struct trace_export *x, const char *path, char *er
 	if (sqlite3_close(db) != SQLITE_OK && rc == 0)
 		rc = failed(db, path, error, size);
 	if (rc == 0 && rename(part, path)) {
-		snprintf(error, size, "%s: cannot be written", path);
+		snprintf(error, size, "%s: %s", path, strerror(errno));
 		rc = -1;
 	}
 	if (rc)

@@ -77,28 +77,53 @@ function roofline(v) {
   let s = '';
   for (let k = x0; k <= x1; k++) s += `<line class="gridline" x1="${X(k)}" x2="${X(k)}" y1="10" y2="${B - bottom}"/>` + words(X(k), B - bottom + 14, k < 0 ? (10 ** k).toFixed(-k) : 10 ** k, 'middle');
   for (let k = y0; k <= y1; k++) s += `<line class="gridline" x1="${left}" x2="${W - 12}" y1="${Y(k)}" y2="${Y(k)}"/>` + words(left - 6, Y(k) + 4, k < 0 ? (10 ** k).toFixed(-k) : 10 ** k, 'end');
-  const line = (gbps, c, dash, label, at, below) => {
-    if (!gbps) return '';
-    const lx = peak ? Math.min(x1, log(peak / gbps)) : x1, points = [];
-    for (const l of [x0, lx]) points.push(`${X(l)},${Y(Math.max(y0 - 1, Math.min(y1 + 1, log(gbps) + l)))}`);
-    // its name stands where the line reaches a part of the height, or at the edge
-    const l = Math.max(x0 + .03 * (x1 - x0), Math.min(lx, y0 + at * (y1 - y0) - log(gbps)));
-    return `<polyline points="${points.join(' ')}" fill="none" stroke="${c}" stroke-width="1.5" ${dash}/>` +
-      words(X(l) + (below > 0 ? 8 : l > x0 + .4 * (x1 - x0) ? -8 : 8), Math.max(22, Math.min(B - bottom - 4, Y(log(gbps) + l) + below)), label, below > 0 || l <= x0 + .4 * (x1 - x0) ? 'start' : 'end');
-  };
-  s += `<clipPath id="inside"><rect x="${left}" y="10" width="${W - left - 12}" height="${B - bottom - 10}"/></clipPath><g clip-path="url(#inside)">`;
-  s += line(memory, 'var(--i3)', '', `${memory} GB/s, one core`, .6, -4) + (workers > 1 ? line(shared, 'var(--i2)', 'stroke-dasharray="5 3"', `${digits(shared)} GB/s each, all cores`, .35, 14) : '');
-  if (peak) s += `<line x1="${left}" x2="${W - 12}" y1="${Y(log(peak))}" y2="${Y(log(peak))}" stroke="var(--i3)" stroke-width="1.5"/>` + words(W - 16, Y(log(peak)) - 5, `${digits(peak)} GFLOP/s, one core`, 'end');
-  s += '</g>';
-  const most = Math.max(...dots.map(d => d.k.time)), taken = [];
-  let names = '';
-  for (const d of dots.sort((a, b) => b.k.time - a.k.time)) {
+  // What is drawn, so that names stand clear of it: boxes of dots and names, lines as [height by x, where it ends].
+  const most = Math.max(...dots.map(d => d.k.time)), taken = [], lines = [];
+  for (const d of dots) {
     const x = X(log(d.x)), y = Y(log(d.y)), r = 3 + 7 * Math.sqrt(d.k.time / most);
-    s += `<circle cx="${x}" cy="${y}" r="${r}" fill="var(${kindColour[d.k.kind]})" fill-opacity=".85"><title>${text(kindName(d.k.kind))}: ${digits(d.x)} flop/byte, ${digits(d.y)} GFLOP/s, ${time(d.k.time)}</title></circle>`;
-    if (taken.length < 10 && !taken.some(t => Math.abs(t[0] - x) < 76 && Math.abs(t[1] - y) < 12)) {
-      taken.push([x, y]);
-      names += x > W - 110 ? words(x - r - 3, y + 4, kindName(d.k.kind), 'end', 'label') : words(x + r + 3, y + 4, kindName(d.k.kind), 'start', 'label');
+    Object.assign(d, { px: x, py: y, r });
+    taken.push([x - r, y - r, x + r, y + r]);
+  }
+  const clear = b => b[0] >= left && b[2] <= W - 12 && b[1] >= 8 && b[3] <= B - bottom &&
+    !taken.some(t => b[0] < t[2] && b[2] > t[0] && b[1] < t[3] && b[3] > t[1]) &&
+    !lines.some(([h, end]) => b[0] < end && Math.min(h(b[0]), h(Math.min(b[2], end))) < b[3] && Math.max(h(b[0]), h(Math.min(b[2], end))) > b[1]);
+  // In the first place of [x, y, anchor] that is clear; about 6.4 px a letter.
+  const name = (label, places, cls) => {
+    for (const [x, y, anchor] of places) {
+      const w = 6.4 * label.length, from = anchor === 'end' ? x - w : anchor === 'middle' ? x - w / 2 : x, b = [from, y - 10, from + w, y + 3];
+      if (!clear(b)) continue;
+      taken.push(b);
+      return words(x, y, label, anchor, cls);
     }
+    return '';
+  };
+  const roofs = [];
+  if (memory) roofs.push({ gbps: memory, look: 'stroke="var(--i3)"', label: `${memory} GB/s, one core`, dx: -8, dy: -4, anchor: 'end' });
+  if (memory && workers > 1) roofs.push({ gbps: shared, look: 'stroke="var(--i2)" stroke-dasharray="5 3"', label: `${digits(shared)} GB/s each, all cores`, dx: 8, dy: 12, anchor: 'start' });
+  s += `<clipPath id="inside"><rect x="${left}" y="10" width="${W - left - 12}" height="${B - bottom - 10}"/></clipPath><g clip-path="url(#inside)">`;
+  for (const m of roofs) {
+    const x = X(peak ? Math.min(x1, log(peak / m.gbps)) : x1), height = at => Y(log(m.gbps) + x0 + (at - left) / (W - left - 12) * (x1 - x0));
+    m.height = height;
+    lines.push([height, x]);
+    s += `<polyline points="${left},${height(left)} ${x},${height(x)}" fill="none" stroke-width="1.5" ${m.look}/>`;
+  }
+  if (peak) {
+    lines.push([() => Y(log(peak)), W]);
+    s += `<line x1="${left}" x2="${W - 12}" y1="${Y(log(peak))}" y2="${Y(log(peak))}" stroke="var(--i3)" stroke-width="1.5"/>`;
+  }
+  s += '</g>';
+  let names = peak ? name(`${digits(peak)} GFLOP/s, one core`, [[W - 16, Y(log(peak)) - 5, 'end'], [left + 6, Y(log(peak)) - 5, 'start'], [W - 16, Y(log(peak)) + 14, 'end']]) : '';
+  for (const m of roofs) {
+    const along = [.5, .6, .4, .7, .3, .8, .2, .9, .1].map(at => left + at * (W - left - 12));
+    names += name(m.label, along.map(x => [x + m.dx, m.height(x) + m.dy, m.anchor]));
+  }
+  let named = 0;
+  for (const d of dots.sort((a, b) => b.k.time - a.k.time)) {
+    const { px: x, py: y, r } = d, out = r + 3;
+    s += `<circle cx="${x}" cy="${y}" r="${r}" fill="var(${kindColour[d.k.kind]})" fill-opacity=".85"><title>${text(kindName(d.k.kind))}: ${digits(d.x)} flop/byte, ${digits(d.y)} GFLOP/s, ${time(d.k.time)}</title></circle>`;
+    const it = named < 10 ? name(kindName(d.k.kind), [[x + out, y + 4, 'start'], [x - out, y + 4, 'end'], [x, y - out - 2, 'middle'], [x, y + out + 9, 'middle']], 'label') : '';
+    named += it !== '';
+    names += it;
   }
   s += names + words((left + W) / 2, B - 8, 'flop per byte of memory traffic (if caches were empty)', 'middle') + `<text transform="translate(12,${B / 2 - 10}) rotate(-90)" text-anchor="middle">GFLOP/s of a worker</text>`;
   return svg(W, B, s, 'Roofline: GFLOP/s of a worker by flop per byte, for each kind') +
