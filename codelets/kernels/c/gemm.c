@@ -10,17 +10,30 @@
 #define BLOCK_K 8
 #define DEPTH 128 /* 8 KB of f32: leaves most of L1 to the rows */
 
+/*
+ * Sums in vectors, which compilers have for every target: of nested loops over arrays GCC makes products along the depth
+ * and shuffles, four times as long. The order of the additions is that of the loops.
+ */
+typedef float quad __attribute__((vector_size(16)));
+#define QUADS (LANES / 4)
+
 /* y[16] (+)= x[depth] w[depth, 16] */
 static inline void row(int depth, const float *restrict x, const float (*restrict w)[LANES],
 		       float *restrict y, bool add)
 {
-	float sum[LANES] = { 0 };
+	quad sum[QUADS] = { 0 }, v[QUADS];
 
-	for (int d = 0; d < depth; d++)
-		for (int j = 0; j < LANES; j++)
-			sum[j] += x[d] * w[d][j];
-	for (int j = 0; j < LANES; j++)
-		y[j] = add ? y[j] + sum[j] : sum[j];
+	for (int d = 0; d < depth; d++) {
+		memcpy(v, w[d], sizeof v);
+		for (int q = 0; q < QUADS; q++)
+			sum[q] += x[d] * v[q];
+	}
+	if (add) {
+		memcpy(v, y, sizeof v);
+		for (int q = 0; q < QUADS; q++)
+			sum[q] += v[q];
+	}
+	memcpy(y, sum, sizeof sum);
 }
 
 static void clear(int m, float *y, int64_t ldy)
@@ -109,16 +122,20 @@ void c_bwd(int m, const struct moe_bwd_seg *seg, int nseg, int columns, float *y
 static void grad_tile(int m, const float *restrict a, int64_t lda, int na, const float *restrict b,
 		      int64_t ldb, int nb, float scale, float *restrict c, int64_t ldc, bool add)
 {
-	float sum[2][LANES] = { { 0 } };
+	quad sum[2][QUADS] = { { { 0 } } }, v[QUADS];
+	float row[2][LANES];
 
-	for (int i = 0; i < m; i++, a += lda, b += ldb)
-		for (int j = 0; j < LANES; j++) {
-			sum[0][j] += a[0] * b[j];
-			sum[1][j] += a[1] * b[j];
+	for (int i = 0; i < m; i++, a += lda, b += ldb) {
+		memcpy(v, b, sizeof v);
+		for (int q = 0; q < QUADS; q++) {
+			sum[0][q] += a[0] * v[q];
+			sum[1][q] += a[1] * v[q];
 		}
+	}
+	memcpy(row, sum, sizeof row);
 	for (int i = 0; i < na; i++, c += ldc)
 		for (int j = 0; j < nb; j++)
-			c[j] = (add ? c[j] : 0.0f) + scale * sum[i][j];
+			c[j] = (add ? c[j] : 0.0f) + scale * row[i][j];
 }
 
 void c_grad(int m, const void *a, int64_t lda, int na, const void *b, int64_t ldb, int nb,
