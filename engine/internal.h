@@ -28,7 +28,7 @@ struct moe_topology {
 	int nodes, cpus; /* NUMA nodes; cores that this process may use */
 };
 
-/* One piece of memory with a home (memory.c); the list is under memory_lock. */
+/* One piece of memory with a home (memory.c); list and tree are under memory_lock. */
 struct moe_block_header {
 	struct moe_block_header *next, **link;
 	void *base;    /* what to give back */
@@ -121,6 +121,7 @@ struct moe_engine {
 
 	pthread_mutex_t memory_lock;
 	struct moe_block_header *memory;
+	void *memory_tree; /* the same blocks by address (tsearch) */
 	size_t memory_total;
 	atomic_ullong memory_changes; /* allocations and releases so far */
 };

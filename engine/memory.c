@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <numa.h>
 #include <numaif.h>
+#include <search.h>
 #include <sys/mman.h>
 
 #define HUGE_PAGE ((size_t)2 << 20)
@@ -55,6 +56,57 @@ static bool map_pages(struct moe_engine *e, struct moe_block_header *b)
 	return true;
 }
 
+/* By address; a key within a block is equal to it, as blocks do not overlap. */
+static int compare(const void *key, const void *block)
+{
+	const struct moe_block_header *k = key, *b = block;
+	const char *at = k->data, *begin = b->data;
+
+	return at < begin ? -1 : at >= begin + MOE_MAX(b->bytes, (size_t)1);
+}
+
+static struct moe_block_header *find(struct moe_engine *e, const void *p)
+{
+	const struct moe_block_header key = { .data = (void *)p };
+	struct moe_block_header **found = tfind(&key, &e->memory_tree, compare);
+
+	return found ? *found : NULL;
+}
+
+static void keep_node(void *block)
+{
+	(void)block; /* it is in the list */
+}
+
+static void release(struct moe_block_header *b)
+{
+	if (b->mapped)
+		munmap(b->base, b->mapped);
+	else
+		moe_free(b->base);
+	moe_free(b);
+}
+
+/* Into list and tree, whose nodes are small heap blocks; false: no memory. */
+static bool enter(struct moe_engine *e, struct moe_block_header *b)
+{
+	bool entered;
+
+	pthread_mutex_lock(&e->memory_lock);
+	entered = tsearch(b, &e->memory_tree, compare) != NULL;
+	if (entered) {
+		b->next = e->memory;
+		b->link = &e->memory;
+		if (b->next)
+			b->next->link = &b->next;
+		e->memory = b;
+		e->memory_total += b->bytes;
+		atomic_fetch_add_explicit(&e->memory_changes, 1, memory_order_relaxed);
+	}
+	pthread_mutex_unlock(&e->memory_lock);
+	return entered;
+}
+
 void *moe_memory_alloc(struct moe_engine *e, size_t bytes, int part, const char *purpose)
 {
 	struct moe_block_header *b = moe_calloc(1, sizeof *b);
@@ -80,15 +132,10 @@ void *moe_memory_alloc(struct moe_engine *e, size_t bytes, int part, const char 
 		moe_free(b);
 		return NULL;
 	}
-	pthread_mutex_lock(&e->memory_lock);
-	b->next = e->memory;
-	b->link = &e->memory;
-	if (b->next)
-		b->next->link = &b->next;
-	e->memory = b;
-	e->memory_total += bytes;
-	atomic_fetch_add_explicit(&e->memory_changes, 1, memory_order_relaxed);
-	pthread_mutex_unlock(&e->memory_lock);
+	if (!enter(e, b)) {
+		release(b);
+		return NULL;
+	}
 	return b->data;
 }
 
@@ -117,24 +164,6 @@ enum moe_status moe_memory_check(struct moe_engine *e, const char *what)
 			moe_size((int64_t)total).text, moe_size((int64_t)(left + resident)).text);
 }
 
-static struct moe_block_header *find(struct moe_engine *e, const void *p)
-{
-	for (struct moe_block_header *b = e->memory; b; b = b->next)
-		if ((const char *)p >= (const char *)b->data &&
-		    (const char *)p < (const char *)b->data + MOE_MAX(b->bytes, (size_t)1))
-			return b;
-	return NULL;
-}
-
-static void release(struct moe_block_header *b)
-{
-	if (b->mapped)
-		munmap(b->base, b->mapped);
-	else
-		moe_free(b->base);
-	moe_free(b);
-}
-
 void moe_memory_free(struct moe_engine *e, void *p)
 {
 	struct moe_block_header *b;
@@ -144,6 +173,7 @@ void moe_memory_free(struct moe_engine *e, void *p)
 	pthread_mutex_lock(&e->memory_lock);
 	b = find(e, p);
 	MOE_ASSERT(b && b->data == p);
+	tdelete(b, &e->memory_tree, compare);
 	*b->link = b->next;
 	if (b->next)
 		b->next->link = b->link;
@@ -157,6 +187,8 @@ void moe_memory_free_all(struct moe_engine *e)
 {
 	struct moe_block_header *b = e->memory, *next;
 
+	tdestroy(e->memory_tree, keep_node);
+	e->memory_tree = NULL;
 	for (; b; b = next) {
 		next = b->next;
 		release(b);

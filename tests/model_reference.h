@@ -31,6 +31,7 @@ struct ref_model {
 	char dir[512];
 	struct ref_item *item;
 	size_t n_items;
+	const float **at; /* data of items, by ref_index; NULL: there is none */
 	struct ref_lora *lora; /* [layers] */
 	int expert_r;
 	double expert_scale;
@@ -58,6 +59,14 @@ static inline float ref_value(float v)
 	return moe_bf16_to_f32(bits);
 }
 
+/* Layer and expert -1: none. */
+static inline size_t ref_index(const struct ref_model *m, enum moe_role role, int layer, int expert)
+{
+	size_t layers = (size_t)m->arch.n_layers + 1, experts = (size_t)m->arch.n_experts + 1;
+
+	return ((size_t)role * layers + (size_t)(layer + 1)) * experts + (size_t)(expert + 1);
+}
+
 static inline void ref_add(struct ref_model *m, enum moe_role role, int layer, int expert,
 			   uint64_t *seed)
 {
@@ -81,6 +90,7 @@ static inline void ref_add(struct ref_model *m, enum moe_role role, int layer, i
 				     : 2.0f * u / sqrtf((float)it.shape[it.ndim - 1]);
 		it.data[i] = ref_value(it.data[i]);
 	}
+	m->at[ref_index(m, role, layer, expert)] = it.data;
 	m->item = realloc(m->item, (m->n_items + 1) * sizeof *m->item);
 	m->item[m->n_items++] = it;
 }
@@ -97,6 +107,7 @@ static inline void ref_create(struct ref_model *m, const char *name, const char 
 	snprintf(path, sizeof path, "%s/config.json", m->dir);
 	OK(moe_file_write(path, config, strlen(config)));
 	OK(moe_arch_load(m->dir, &m->arch));
+	m->at = calloc(ref_index(m, MOE_ROLE_COUNT, 0, 0), sizeof *m->at);
 	for (int role = 0; role < MOE_ROLE_COUNT; role++) {
 		bool model = role <= MOE_ROLE_LM_HEAD;
 		bool expert = role >= MOE_ROLE_EXPERT_GATE && role <= MOE_ROLE_EXPERT_DOWN;
@@ -123,14 +134,7 @@ static inline void ref_create(struct ref_model *m, const char *name, const char 
 static inline const float *ref_get(const struct ref_model *m, enum moe_role role, int layer,
 				   int expert)
 {
-	char name[MOE_TENSOR_NAME_MAX];
-
-	if (!moe_arch_tensor_name(&m->arch, role, layer, expert, 0, name))
-		return NULL;
-	for (size_t i = 0; i < m->n_items; i++)
-		if (!strcmp(m->item[i].name, name))
-			return m->item[i].data;
-	return NULL;
+	return m->at[ref_index(m, role, layer, expert)];
 }
 
 /* A (or B) of a layer's dense matrix and its rank and scale; NULL: it has no LoRA. */
@@ -193,6 +197,7 @@ static inline void ref_free(struct ref_model *m)
 	for (size_t i = 0; i < m->n_items; i++)
 		free(m->item[i].data);
 	free(m->item);
+	free(m->at);
 	for (int l = 0; m->lora && l < m->arch.n_layers; l++) {
 		for (int j = 0; j < MOE_DENSE_TAGS; j++) {
 			free(m->lora[l].a[j]);
@@ -228,6 +233,20 @@ static inline double ref_router(struct ref_model *m, struct ref_router_loss w)
 	return (w.aux != 0 ? w.aux * sum / layers : 0) + (w.z != 0 ? w.z * z / layers : 0);
 }
 
+/* x W^T of a row of W; four sums, so that none waits for itself. */
+static inline double ref_dot(int64_t k, const double *x, const float *w)
+{
+	double sum[4] = { 0 };
+	int64_t i = 0;
+
+	for (; i + 4 <= k; i += 4)
+		for (int j = 0; j < 4; j++)
+			sum[j] += x[i + j] * (double)w[i + j];
+	for (; i < k; i++)
+		sum[0] += x[i] * (double)w[i];
+	return sum[0] + sum[1] + (sum[2] + sum[3]);
+}
+
 /* y[n] = x[k] W^T + bias + s (x A^T) B^T */
 static inline void ref_linear_one(int64_t n, int64_t k, const double *x, const float *w,
 				  const float *bias, int r, double s, const double *a,
@@ -239,9 +258,7 @@ static inline void ref_linear_one(int64_t n, int64_t k, const double *x, const f
 		for (int64_t i = 0; i < k; i++)
 			u[j] += x[i] * a[j * k + i];
 	for (int64_t o = 0; o < n; o++) {
-		y[o] = bias ? (double)bias[o] : 0;
-		for (int64_t i = 0; i < k; i++)
-			y[o] += x[i] * (double)w[o * k + i];
+		y[o] = (bias ? (double)bias[o] : 0) + ref_dot(k, x, w + o * k);
 		for (int j = 0; j < r; j++)
 			y[o] += s * u[j] * b[o * r + j];
 	}
@@ -253,20 +270,23 @@ static inline void ref_norm(int64_t n, const double *x, const float *w, double e
 
 	for (int64_t i = 0; i < n; i++)
 		sum += x[i] * x[i];
+	sum = sqrt(sum / (double)n + eps);
 	for (int64_t i = 0; i < n; i++)
-		y[i] = x[i] / sqrt(sum / (double)n + eps) * (double)w[i];
+		y[i] = x[i] / sum * (double)w[i];
 }
 
 static inline void ref_rotate(int heads, int dim, int position, double theta, double *x)
 {
-	for (int h = 0; h < heads; h++)
-		for (int i = 0; i < dim / 2; i++) {
-			double *a = x + h * dim + i, *b = a + dim / 2, x0 = *a, x1 = *b;
-			double angle = position * pow(theta, -2.0 * i / dim);
+	for (int i = 0; i < dim / 2; i++) {
+		double angle = position * pow(theta, -2.0 * i / dim), c = cos(angle), s = sin(angle);
 
-			*a = x0 * cos(angle) - x1 * sin(angle);
-			*b = x1 * cos(angle) + x0 * sin(angle);
+		for (int h = 0; h < heads; h++) {
+			double *a = x + h * dim + i, *b = a + dim / 2, x0 = *a, x1 = *b;
+
+			*a = x0 * c - x1 * s;
+			*b = x1 * c + x0 * s;
 		}
+	}
 }
 
 static inline void ref_qk(const struct ref_model *m, const float *w, int heads, double *x)
@@ -312,7 +332,8 @@ static inline void ref_attend(const struct ref_model *m, int l, int n, double *h
 			for (int s = 0; s <= t; s++) {
 				p[s] = 0;
 				for (int i = 0; i < D; i++)
-					p[s] += qt[i] * k[s * nk + g / group * D + i] / sqrt(D);
+					p[s] += qt[i] * k[s * nk + g / group * D + i];
+				p[s] /= sqrt(D);
 				max = fmax(max, p[s]);
 			}
 			for (int s = 0; s <= t; s++)
@@ -320,7 +341,9 @@ static inline void ref_attend(const struct ref_model *m, int l, int n, double *h
 			for (int s = 0; s <= t; s++)
 				for (int i = 0; i < D; i++)
 					o[t * nq + g * D + i] +=
-						p[s] / sum * v[s * nk + g / group * D + i];
+						p[s] * v[s * nk + g / group * D + i];
+			for (int i = 0; i < D; i++)
+				o[t * nq + g * D + i] /= sum;
 		}
 	for (int t = 0; t < n; t++) {
 		ref_linear_one(H, nq, o + t * nq, ref_get(m, MOE_ROLE_O, l, -1),

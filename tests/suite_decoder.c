@@ -439,18 +439,19 @@ static void check_long_document(void)
 	moe_model_batch_add(&r.batch[0], ids, NULL, T);
 	got = step(&r, false) * trained(&r);
 	want = ref_loss(&ref, ids, ids, T);
-	p = ref.lora[0].a[MOE_ATTN_K] + 3;
-	grad = (double)r.m->decoder.layers[0].linear[MOE_ATTN_K].lora_a.grad[3] * trained(&r);
-	*p += 1e-5;
-	up = ref_loss(&ref, ids, ids, T);
-	*p -= 2e-5;
-	up = (up - ref_loss(&ref, ids, ids, T)) / 2e-5;
 	compare_gradients(r.m, T / 100);
-	printf("  %s: loss %.6f of %.6f, gradient %.6f of %.6f\n", table()->name, got,
-	       want, grad, up);
+	printf("  %s: loss %.6f of %.6f\n", table()->name, got, want);
 	CU_ASSERT_DOUBLE_EQUAL(got, want, table_tolerance()->loss * want);
-	if (!table_is_packed())
+	if (!table_is_packed()) {
+		p = ref.lora[0].a[MOE_ATTN_K] + 3;
+		grad = (double)r.m->decoder.layers[0].linear[MOE_ATTN_K].lora_a.grad[3] * trained(&r);
+		*p += 1e-5;
+		up = ref_loss(&ref, ids, ids, T);
+		*p -= 2e-5;
+		up = (up - ref_loss(&ref, ids, ids, T)) / 2e-5;
+		printf("  gradient %.6f of %.6f\n", grad, up);
 		CU_ASSERT_DOUBLE_EQUAL(grad, up, 1e-3 * (fabs(up) + 0.1));
+	}
 	free_run(&r);
 	moe_model_close(r.m);
 	OK(moe_engine_close(e));

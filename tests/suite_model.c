@@ -365,6 +365,8 @@ static void check_parts(void)
 		return;
 	two_steps(2, 1, NULL, false, first);
 	for (int parts = 2; parts <= 3; parts++) {
+		if (!table_takes((size_t)parts, 2))
+			continue;
 		two_steps(2, parts, NULL, parts == 3, losses);
 		printf("  %d parts: losses %.8f %.8f, one part %.8f %.8f\n", parts, losses[0],
 		       losses[1], first[0], first[1]);

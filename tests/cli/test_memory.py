@@ -12,7 +12,11 @@ import unittest
 
 from support import SANITIZED, Case, documents, save_tokens
 
-SIZES = {"hidden": 640, "layers": 4, "experts": 8, "intermediate": 640, "vocab": 8192}
+WHOLE = os.environ.get("MOESAIC_TEST_FULL") == "1"
+STEPS = 4 if WHOLE else 2  # two have everything in flight that there will be
+TOKENS = 1024 if WHOLE else 512
+# Reduced, the experts are as large together, but a token has half of the work.
+SIZES = {"hidden": 640, "layers": 4, "experts": 8 if WHOLE else 16, "intermediate": 640 if WHOLE else 320, "vocab": 8192 if WHOLE else 4096}
 CONFIG = {
     "model_type": "qwen3_moe", "hidden_size": SIZES["hidden"], "num_attention_heads": 10, "num_key_value_heads": 5,
     "head_dim": 64, "num_hidden_layers": SIZES["layers"], "rms_norm_eps": 1e-5, "hidden_act": "silu",
@@ -22,8 +26,6 @@ CONFIG = {
 }  # fmt: skip
 
 
-WHOLE = os.environ.get("MOESAIC_TEST_FULL") == "1"
-STEPS = 4 if WHOLE else 2  # two have everything in flight that there will be
 FORMATS = {"int8": 1, "int4": 0.5625, "fp8": 1.03125, "mxfp4": 0.53125}  # bytes a weight, docs/formats.md
 
 
@@ -96,13 +98,13 @@ class Memory(Case):
 
     def test_peak_is_what_was_planned(self):
         """Six configurations, within 5 %."""
-        plain = ["--batch-tokens", 1024]
+        plain = ["--batch-tokens", TOKENS]
         for flags in (
             [*plain],
             [*plain, "--recompute", "always"],
             [*plain, "--lora-rank", 48],
             [*plain, "--weights", "int8"],
-            ["--batch-tokens", 2048, "--recompute", "always"],
+            ["--batch-tokens", 2 * TOKENS, "--recompute", "always"],
             [*plain, "--lora-target", "q_proj", "v_proj", "--gradient-accumulation-steps", 2],
         ):
             with self.subTest(flags=" ".join(map(str, flags))):
@@ -113,7 +115,7 @@ class Memory(Case):
 
     def test_full_fine_tuning_computed_again(self):
         """Whole weights: both peaks are the planned ones, so that computing again saves what the plan says, for the same loss."""
-        flags = ["--method", "full", "--batch-tokens", 2048, "--max-steps", 2, "--gradient-accumulation-steps", 2]
+        flags = ["--method", "full", "--batch-tokens", 2 * TOKENS if WHOLE else TOKENS, "--max-steps", 2, "--gradient-accumulation-steps", 2]
         kept, again = (self.values(*flags, "--recompute", how) for how in ("never", "always"))
         for values in (kept, again):
             self.planned(values)
@@ -126,7 +128,7 @@ class Memory(Case):
 
     def test_a_limit_chooses(self):
         """Two micro-batches in flight before one, then layers that recompute; the same losses, and the limit is kept."""
-        flags = ["--batch-tokens", 1024, "--backward-weights", "direct"]
+        flags = ["--batch-tokens", 1024, "--backward-weights", "direct"]  # so many that recomputing is a step of its own
         wide = self.values(*flags)
         always = self.values(*flags, "--recompute", "always")
         self.assertEqual((wide["micro_batches_in_flight"], wide["recomputed_layers"]), (2, 0))
@@ -150,7 +152,7 @@ class Memory(Case):
         self.assertEqual(always["last_loss"], wide["last_loss"])
 
     def test_estimate_shows_the_same_choice(self):
-        flags = ["--batch-tokens", 1024, "--cutoff-len", 256, "--threads", 2, "--backward-weights", "direct"]
+        flags = ["--batch-tokens", TOKENS, "--cutoff-len", 256, "--threads", 2, "--backward-weights", "direct"]
         wide = json.loads(self.good("estimate", "--model", self.model_folder, *flags, "--json", "--memory-limit", "100GB").stdout)
         for part in (0.8, 0.6):
             limit = int(part * wide["total"])
@@ -168,7 +170,7 @@ class Memory(Case):
         for weights, width in FORMATS.items():
             for masters in ("f32", "bf16"):
                 with self.subTest(weights=weights, masters=masters):
-                    flags = ["--batch-tokens", 1024, "--cutoff-len", 256, "--threads", 2, "--weights", weights]
+                    flags = ["--batch-tokens", TOKENS, "--cutoff-len", 256, "--threads", 2, "--weights", weights]
                     text = self.good("estimate", "--model", self.model_folder, *flags, "--method", "full", "--masters", masters, "--json")
                     values = json.loads(text.stdout)
                     every = values["trainable"]
@@ -184,7 +186,7 @@ class Memory(Case):
         runs = [(w, m) for w in FORMATS for m in ("f32", "bf16")] if WHOLE else [("int4", "bf16"), ("fp8", "f32")]
         for weights, masters in runs:
             with self.subTest(weights=weights, masters=masters):
-                flags = ["--method", "full", "--weights", weights, "--masters", masters, "--batch-tokens", 1024, "--max-steps", 2]
+                flags = ["--method", "full", "--weights", weights, "--masters", masters, "--batch-tokens", TOKENS, "--max-steps", 2]
                 line = self.bad(3, *self.arguments(*flags, "--memory-limit", "200MB"))
                 least = re.search(r"needs ([\d.]+) ([MG])iB at least: weights [\d.]+ MiB, adapter, gradients, moments and masters", line)
                 self.assertIsNotNone(least, line)

@@ -77,28 +77,36 @@ static bool try_plan(struct estimate_result *r, const struct moe_estimate_params
 	return true;
 }
 
-/* Ever smaller micro-batches, with flags that p has already. */
+/* The same documents in micro-batches of n tokens. m: what p->model is. */
+static void set_tokens(struct moe_estimate_params *p, struct moe_model_params *m, int n)
+{
+	p->tokens = m->max_tokens = n;
+	if (p->document_tokens > n)
+		p->document_tokens = n;
+}
+
+/*
+ * Ever smaller micro-batches, with flags that p has already. The smallest comes first: where it does not fit, no other
+ * would, and each is a whole estimate.
+ */
 static bool try_tokens(struct estimate_result *r, const struct moe_estimate_params *from, const char *flags, int64_t *least)
 {
-	struct moe_estimate_params p = *from;
+	struct moe_estimate_params p = *from, smallest;
 	struct moe_model_params m = *p.model;
 
 	p.model = &m;
-	while (p.tokens > ESTIMATE_LEAST_TOKENS) {
-		p.tokens =
-			p.tokens / 2 > ESTIMATE_LEAST_TOKENS ? p.tokens / 2 : ESTIMATE_LEAST_TOKENS;
-		if (p.document_tokens > p.tokens)
-			p.document_tokens = p.tokens;
-		m.max_tokens = p.tokens;
-		if (!try_plan(r, &p, least))
-			continue;
-		snprintf(r->change, sizeof r->change, "%s--batch-tokens %d%s", flags, p.tokens,
-			 p.document_tokens < r->params.document_tokens
-				 ? " and as short a --cutoff-len"
-				 : "");
-		return true;
-	}
-	return false;
+	if (p.tokens <= ESTIMATE_LEAST_TOKENS)
+		return false;
+	smallest = p;
+	set_tokens(&smallest, &m, ESTIMATE_LEAST_TOKENS);
+	if (!try_plan(r, &smallest, least))
+		return false;
+	do
+		set_tokens(&p, &m, p.tokens / 2 > ESTIMATE_LEAST_TOKENS ? p.tokens / 2 : ESTIMATE_LEAST_TOKENS);
+	while (p.tokens > ESTIMATE_LEAST_TOKENS && !try_plan(r, &p, least));
+	snprintf(r->change, sizeof r->change, "%s--batch-tokens %d%s", flags, p.tokens,
+		 p.document_tokens < r->params.document_tokens ? " and as short a --cutoff-len" : "");
+	return true;
 }
 
 /* Frozen experts of floats in a format of fewer bits; then with smaller micro-batches too. */
