@@ -50,25 +50,24 @@ static inline int64_t moe_panel_at(enum moe_layout layout, int64_t n, int64_t k)
 
 typedef uint16_t moe_run8 __attribute__((vector_size(16))); /* 8 columns of a row */
 
-/* Two rows side by side: PAIRS8's 16 elements */
-static inline void moe_put_pair(moe_run8 a, moe_run8 b, uint16_t *dst)
+/* Two rows become one after the other what PAIRS8 has of them side by side. */
+static inline void moe_pair(moe_run8 *a, moe_run8 *b)
 {
-	moe_run8 low = __builtin_shuffle(a, b, (moe_run8){ 0, 8, 1, 9, 2, 10, 3, 11 });
-	moe_run8 high = __builtin_shuffle(a, b, (moe_run8){ 4, 12, 5, 13, 6, 14, 7, 15 });
+	moe_run8 low = __builtin_shuffle(*a, *b, (moe_run8){ 0, 8, 1, 9, 2, 10, 3, 11 });
 
-	memcpy(dst, &low, sizeof low);
-	memcpy(dst + 8, &high, sizeof high);
+	*b = __builtin_shuffle(*a, *b, (moe_run8){ 4, 12, 5, 13, 6, 14, 7, 15 });
+	*a = low;
 }
 
 /* Blocks from BLOCKS8 to PAIRS8, in place */
 static inline void moe_pair_rows(uint16_t *block, int64_t elements)
 {
 	for (; elements > 0; elements -= 16, block += 16) {
-		moe_run8 a, b;
+		moe_run8 row[2];
 
-		memcpy(&a, block, sizeof a);
-		memcpy(&b, block + 8, sizeof b);
-		moe_put_pair(a, b, block);
+		memcpy(row, block, sizeof row);
+		moe_pair(row, row + 1);
+		memcpy(block, row, sizeof row);
 	}
 }
 

@@ -13,11 +13,10 @@
 #define SIDE 8	 /* rows and columns of a square */
 #define STRIP 64 /* columns of LoRA matrices at a time; a multiple of MOE_PACK_K */
 
-typedef uint16_t vec8 __attribute__((vector_size(16)));
 typedef uint32_t vec4 __attribute__((vector_size(16)));
 typedef uint64_t vec2 __attribute__((vector_size(16)));
 
-static inline void put(uint16_t *to, vec2 v, bool stream)
+static inline void put(uint16_t *to, moe_run8 v, bool stream)
 {
 #ifdef __SSE2__
 	if (stream) {
@@ -28,51 +27,22 @@ static inline void put(uint16_t *to, vec2 v, bool stream)
 	memcpy(to, &v, sizeof v);
 }
 
-/* Rows i and i + 1 of a square of PAIRS8 */
-static inline void split_pair(const uint16_t *src, vec8 row[2])
-{
-	vec8 low, high;
-
-	memcpy(&low, src, sizeof low);
-	memcpy(&high, src + 8, sizeof high);
-	row[0] = __builtin_shuffle(low, high, (vec8){ 0, 2, 4, 6, 8, 10, 12, 14 });
-	row[1] = __builtin_shuffle(low, high, (vec8){ 1, 3, 5, 7, 9, 11, 13, 15 });
-}
-
-/* Rows i and i + 1 of the result, `ld` apart or as a pair */
-static inline void put_rows(const bool pairs, vec2 a, vec2 b, uint16_t *dst, int64_t ld, bool stream)
-{
-	if (pairs) {
-		vec8 low = __builtin_shuffle((vec8)a, (vec8)b, (vec8){ 0, 8, 1, 9, 2, 10, 3, 11 });
-		vec8 high = __builtin_shuffle((vec8)a, (vec8)b, (vec8){ 4, 12, 5, 13, 6, 14, 7, 15 });
-
-		a = (vec2)low;
-		b = (vec2)high;
-	}
-	put(dst, a, stream);
-	put(dst + ld, b, stream);
-}
-
-/* Three rounds of interleaving: elements, pairs, fours. Rows lie `ld` apart on both sides, or in pairs. */
+/*
+ * Three rounds of interleaving: elements, pairs, fours. Runs lie `ld` apart on both sides. Pairs of rows are
+ * what the first round makes, and come out of a fourth.
+ */
 static inline void transpose(const bool pairs, const uint16_t *src, int64_t ld, uint16_t *dst,
 			     bool stream)
 {
-	vec8 r[SIDE], a[SIDE];
+	moe_run8 a[SIDE];
 	vec4 b[SIDE];
 
+#pragma GCC unroll 8
+	for (int i = 0; i < SIDE; i++)
+		memcpy(&a[i], src + i * ld, sizeof a[i]);
 #pragma GCC unroll 4
-	for (int i = 0; i < SIDE; i += 2)
-		if (pairs) {
-			split_pair(src + i * ld, r + i);
-		} else {
-			memcpy(&r[i], src + i * ld, sizeof r[i]);
-			memcpy(&r[i + 1], src + (i + 1) * ld, sizeof r[i + 1]);
-		}
-#pragma GCC unroll 4
-	for (int i = 0; i < SIDE; i += 2) { /* rows i, i + 1: pairs of columns 0-3, 4-7 */
-		a[i] = __builtin_shuffle(r[i], r[i + 1], (vec8){ 0, 8, 1, 9, 2, 10, 3, 11 });
-		a[i + 1] = __builtin_shuffle(r[i], r[i + 1], (vec8){ 4, 12, 5, 13, 6, 14, 7, 15 });
-	}
+	for (int i = 0; i < SIDE && !pairs; i += 2) /* rows i, i + 1: pairs of columns 0-3, 4-7 */
+		moe_pair(&a[i], &a[i + 1]);
 #pragma GCC unroll 2
 	for (int i = 0; i < SIDE; i += 4)
 #pragma GCC unroll 2
@@ -86,13 +56,17 @@ static inline void transpose(const bool pairs, const uint16_t *src, int64_t ld, 
 #pragma GCC unroll 4
 	for (int i = 0; i < SIDE / 2; i++) {
 		vec2 low = (vec2)b[i], high = (vec2)b[i + 4];
+		moe_run8 first = (moe_run8)__builtin_shuffle(low, high, (vec2){ 0, 2 });
+		moe_run8 second = (moe_run8)__builtin_shuffle(low, high, (vec2){ 1, 3 });
 
-		put_rows(pairs, __builtin_shuffle(low, high, (vec2){ 0, 2 }),
-			 __builtin_shuffle(low, high, (vec2){ 1, 3 }), dst + 2 * i * ld, ld, stream);
+		if (pairs)
+			moe_pair(&first, &second);
+		put(dst + 2 * i * ld, first, stream);
+		put(dst + (2 * i + 1) * ld, second, stream);
 	}
 }
 
-/* 16 rows n of 16 columns k, rows ld apart, into columns n.. of 16 rows k of a panel */
+/* 16 rows n of 16 columns k into columns n.. of 16 rows k of a panel */
 static inline void transpose16(enum moe_layout layout, const uint16_t *src, uint16_t *dst, int64_t n,
 			       bool stream)
 {

@@ -34,12 +34,13 @@ static inline void pack_pairs(const int line, const uint16_t *const *row, int ro
 {
 	for (int n = 0; n < rows; n += 2)
 		for (int b = 0; b < line; b += 8) {
-			moe_run8 first, second = { 0 };
+			moe_run8 pair[2] = { { 0 } };
 
-			memcpy(&first, row[n] + k0 + b, sizeof first);
+			memcpy(&pair[0], row[n] + k0 + b, sizeof *pair);
 			if (n + 1 < rows)
-				memcpy(&second, row[n + 1] + k0 + b, sizeof second);
-			moe_put_pair(first, second, dst + b * MOE_PACK_N + n * 8);
+				memcpy(&pair[1], row[n + 1] + k0 + b, sizeof *pair);
+			moe_pair(pair, pair + 1);
+			memcpy(dst + b * MOE_PACK_N + n * 8, pair, sizeof pair);
 		}
 }
 
