@@ -455,7 +455,7 @@ static void test_experts(void)
 
 const struct moe_test moe_suite_tests[] = {
 	{ "what is packed is what was stored", test_exact },
-	{ "every code, in both layouts", test_all_codes },
+	{ "every code, in all layouts", test_all_codes },
 	{ "each table's decoder has the bits of the plain one", test_decode },
 	{ "zero, tiny, huge, negative scales and NaN", test_special },
 	{ "linear and linear_bwd: bits of the dequantised weights", test_linear },
