@@ -272,7 +272,8 @@ class Adapters(Case):
         base = json.loads(self.good(*flags, MODEL).stdout)["loss"]
         got = json.loads(self.good(*flags, self.path("merged")).stdout)["loss"]
         self.assertGreater(base - want, 0.5)
-        self.assertLess(abs(got - want), 0.01)  # bf16 weights
+        # weights in bf16: how much of an update that loses differs with the bits of the training before
+        self.assertLess(abs(got - want), 0.05 * (base - want))
 
     def test_other_files_and_links(self):
         model = self.model()
