@@ -128,13 +128,13 @@ enum moe_status moe_experts_load_rows(struct moe_expert_layer *l, const void *co
  * experts_coded.c: into a layer with a weight_format; q, rows [3 E] in the order of the arrays. fused: gate and up of an
  * expert are the same matrix [2 I, H], gate rows first. names [3 E]: of the tensors of scales, or NULL. Waits.
  */
-/* Adds some rows of q's to l->load_error: their source is the file's tensor, or floats [n, k]. MOE_ERR_NOMEM. */
-enum moe_status moe_experts_add_error(struct moe_expert_layer *l, const struct moe_quantised *q,
-				      const struct moe_st_tensor *file, const void *floats, enum moe_dtype dtype);
 enum moe_status moe_experts_pack_quantised(struct moe_expert_layer *l, const struct moe_quantised *q, bool fused,
 					   const char *const *names, const int64_t *map);
 enum moe_status moe_experts_pack_floats(struct moe_expert_layer *l, const void *const *rows, enum moe_dtype dtype,
 					const int64_t *map);
+/* Adds some rows of q's to l->load_error: their source is the file's tensor, or floats [n, k]. MOE_ERR_NOMEM. */
+enum moe_status moe_experts_add_error(struct moe_expert_layer *l, const struct moe_quantised *q,
+				      const struct moe_st_tensor *file, const void *floats, enum moe_dtype dtype);
 
 /* experts_space.c */
 enum moe_status moe_space_attach(struct moe_expert_layer *l);

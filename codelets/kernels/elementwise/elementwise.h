@@ -66,7 +66,7 @@ void OWN(ce_bwd)(int m, int64_t v0, int64_t v1, float *logits, int64_t ld, const
 void OWN(sum_rows)(int64_t n, int count, const float *const *row, const float *w, float *out);
 void OWN(to_bf16)(int m, int64_t n, const float *x, int64_t ldx, uint16_t *dst, int64_t ld16);
 
-/* One panel of 16 rows (those from `rows` on are zero) of scale * src, as blocks of 16 x block. */
+/* One panel of 16 rows (those from `rows` on are zero) of scale * src, in a layout of blocks. */
 void OWN(pack_rows)(enum moe_layout layout, int rows, int64_t k, int64_t kp, const float *src, int64_t ld,
 		    float scale, uint16_t *dst);
 

@@ -7,19 +7,17 @@
 #include "codelets/kernels/fma/vec.h"
 #include "codelets/kernels/packed/coded.h"
 
-/* V(add_epi32), and IVEC(and) for those that end with the width; H and HVEC: vectors half as wide
+/* V(add_epi32), and IVEC(and) for those that end with the width; HVEC: vectors half as wide
  */
 #if VEC_LANES == 16
 #define V(name) _mm512_##name
 #define IVEC(name) _mm512_##name##_si512
-#define H(name) _mm256_##name
 #define HVEC(name) _mm256_##name##_si256
 typedef __m512i ivec;
 typedef __m256i hvec;
 #else
 #define V(name) _mm256_##name
 #define IVEC(name) _mm256_##name##_si256
-#define H(name) _mm_##name
 #define HVEC(name) _mm_##name##_si128
 typedef __m256i ivec;
 typedef __m128i hvec;

@@ -302,10 +302,6 @@ void moe_packed_weight_unpack(const struct moe_tiles *t, const struct moe_weight
 		moe_coded_rows(W, n0, n1, 0, W->k, dst, W->k);
 		return;
 	}
-	if (W->layout == MOE_LAYOUT_ROWS) {
-		ref_weight_unpack(W, n0, n1, dst);
-		return;
-	}
 	(void)t;
 	moe_plain_values(W, n0, n1 - n0, 0, W->k, dst, W->k);
 }
