@@ -90,7 +90,7 @@ void avx512_bf16_bwd_group(const struct moe_coded_slice *s, int64_t panel, int64
 		_mm512_store_ps(scale, bwd_scales(&p, group));
 		_mm_prefetch((const char *)p.scale + next * bytes, _MM_HINT_T1);
 		if (p.coding->zero) {
-			_mm512_store_ps(zero, bwd_zeros(&p, group));
+			_mm512_store_ps(zero, zeros_of(&p, group));
 			_mm_prefetch((const char *)p.zero + next * 16, _MM_HINT_T1);
 		}
 		p.scale += s->stride;

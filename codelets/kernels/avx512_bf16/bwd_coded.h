@@ -57,13 +57,6 @@ INLINE __m512 bwd_scales(const struct moe_coded_panel *p, int64_t group)
 				: scales_of(p, MOE_SCALE_UE8M0, group);
 }
 
-INLINE __m512 bwd_zeros(const struct moe_coded_panel *p, int64_t group)
-{
-	__m128i z = _mm_loadu_si128((const __m128i *)(p->zero + group * 16));
-
-	return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(z));
-}
-
 INLINE int64_t bwd_group(const struct moe_coded_panel *p, int64_t k)
 {
 	return MOE_MIN((p->coding->phase + k) / p->coding->group, p->groups - 1);

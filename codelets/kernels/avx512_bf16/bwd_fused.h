@@ -123,7 +123,7 @@ INLINE void small(const int rows, const enum bwd_kind kind, const struct moe_cod
 			       : MOE_MIN(end, (group + 1) * p->coding->group - p->coding->phase);
 		_mm512_store_ps(t->scale, bwd_scales(p, group));
 		if (zero)
-			_mm512_store_ps(t->zero, bwd_zeros(p, group));
+			_mm512_store_ps(t->zero, zeros_of(p, group));
 		bwd_prepare(kind, values, t->scale, zero, t);
 		for (; k < next; k += 16, codes += bytes, sum += 16 * rows) {
 			__m512 even[BWD_SMALL], odd[BWD_SMALL];

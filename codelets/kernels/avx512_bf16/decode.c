@@ -63,18 +63,16 @@ INLINE void decode_groups(const struct moe_coded_panel *p, const int bits,
 
 	for (int64_t next; k0 < end; k0 = next, group++) {
 		const uint8_t *codes = p->codes + k0 * 16 * bits / 8;
-		__m512 scale = scales_of(p, dtype, group), zero = scale;
+		__m512 scale = scales_of(p, dtype, group);
 		int64_t steps;
 
 		next = group == p->groups - 1 ? end
 					      : MOE_MIN(end, (group + 1) * c->group - c->phase);
 		steps = (next - k0) / DECODE_STEP;
 		if (bits == 4 && c->zero) {
-			moe_coded_zeros(p, group, memory);
-			zero = _mm512_load_ps(memory);
-			decode4(true, values, scale, zero, steps, codes, dst);
+			decode4(true, values, scale, zeros_of(p, group), steps, codes, dst);
 		} else if (bits == 4) {
-			decode4(false, values, scale, zero, steps, codes, dst);
+			decode4(false, values, scale, scale, steps, codes, dst);
 		} else {
 			_mm512_store_ps(memory, scale);
 			if (f->codes == MOE_CODES_INTEGER)

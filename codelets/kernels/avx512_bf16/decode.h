@@ -75,6 +75,14 @@ INLINE __m512 scales_of(const struct moe_coded_panel *p, const enum moe_dtype dt
 	return _mm512_load_ps(rare);
 }
 
+/* Zeros of 16 rows */
+INLINE __m512 zeros_of(const struct moe_coded_panel *p, int64_t group)
+{
+	__m128i z = _mm_loadu_si128((const __m128i *)(p->zero + group * 16));
+
+	return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(z));
+}
+
 /*
  * 4 bits: the 16 values of each row, times its scale, are 16 words of a table; the tables of 4 rows
  * are two vectors, and a word's index in them is 16 * row + code.
@@ -105,7 +113,7 @@ struct coded_tables {
 	uint32_t last; /* bits of the scale that FP8's are of */
 };
 
-/* tables4 of scales and zeros (NULL: none) in memory */
+/* tables4 of scales and zeros (NULL: none) in memory; one after the other, with the few registers that tiles leave */
 INLINE void memory_tables4(__m512 values, const float *scale, const float *zero, __m512i table[8])
 {
 #pragma GCC unroll 8
@@ -119,6 +127,7 @@ INLINE void memory_tables4(__m512 values, const float *scale, const float *zero,
 		a = _mm512_mul_ps(a, _mm512_set1_ps(scale[2 * i]));
 		b = _mm512_mul_ps(b, _mm512_set1_ps(scale[2 * i + 1]));
 		table[i] = two(a, b);
+		__asm__ volatile("" ::: "memory");
 	}
 }
 
@@ -144,12 +153,12 @@ INLINE __m512i look_up4(const __m512i table[8], const uint8_t *codes, const int 
 /* Scales of rows 4 j .. 4 j + 3, four lanes each */
 INLINE void scales8(__m512 scale, __m512 s[4])
 {
-#pragma GCC unroll 4
-	for (int j = 0; j < 4; j++)
-		s[j] = _mm512_permutexvar_ps(
-			_mm512_add_epi32(_mm512_set1_epi32(4 * j),
-					 _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3)),
-			scale);
+	const __m512i each = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+
+	s[0] = _mm512_permutevar_ps(_mm512_shuffle_f32x4(scale, scale, 0x00), each);
+	s[1] = _mm512_permutevar_ps(_mm512_shuffle_f32x4(scale, scale, 0x55), each);
+	s[2] = _mm512_permutevar_ps(_mm512_shuffle_f32x4(scale, scale, 0xaa), each);
+	s[3] = _mm512_permutevar_ps(_mm512_shuffle_f32x4(scale, scale, 0xff), each);
 }
 
 /* 8-bit integers, 8 columns of rows 4 j .. 4 j + 3 */

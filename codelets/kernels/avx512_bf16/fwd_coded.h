@@ -4,8 +4,8 @@
  * the other tiles in a buffer. Decoding hides under multiplying; as a pass of its own it would cost as much as five
  * rows. Sums are those of fwd.c's tiles in the same order, so the bits are the same.
  *
- * Tiles of up to FEW_ROWS rows have registers for the tables. Larger ones read them from memory: struct coded_tables,
- * in the caller's frame.
+ * Tiles of up to FEW_ROWS rows have registers for the tables. Larger ones keep them in memory: struct coded_tables, in
+ * the caller's frame.
  */
 #ifndef MOE_CODELETS_KERNELS_AVX512_BF16_FWD_CODED_H
 #define MOE_CODELETS_KERNELS_AVX512_BF16_FWD_CODED_H
@@ -27,6 +27,8 @@ struct coded_call {
 };
 typedef void (*coded_fn)(const struct coded_call *c);
 
+/* fwd_units.c: the tile for more than FEW_ROWS rows, or NULL */
+coded_fn avx512_bf16_fwd_units(int rows, bool keep, const struct moe_coded_panel *p);
 /*
  * fwd_coded_vbmi.c, FP8: the tile, or NULL where the panel's rows have different scales, and for up to FEW_ROWS rows that
  * no others follow; those come in runs, struct moe_tiles.fwd_coded_run.
@@ -54,7 +56,7 @@ INLINE void coded_dots(const int rows, __m512 sum[FWD_ROWS][4], const __m512i w[
 }
 
 /*
- * Vectors that tiles of more than FEW_ROWS rows read again at each step, as they have no registers left: behind a
+ * Vectors that tiles of more than FEW_ROWS rows read again and again, as they have no registers left: behind a
  * pointer that the compiler does not know, for it would keep them on the stack.
  */
 struct fwd_orders {
