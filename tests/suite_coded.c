@@ -41,7 +41,7 @@ static void exact_window(const struct moe_quantised *q, struct moe_coded_window 
 	release_to(kept);
 }
 
-static const enum moe_layout layouts[] = { MOE_LAYOUT_BLOCKS8, MOE_LAYOUT_BLOCKS32, MOE_LAYOUT_PAIRS8 };
+static const enum moe_layout layouts[] = { MOE_LAYOUT_BLOCKS8, MOE_LAYOUT_BLOCKS32, MOE_LAYOUT_PAIRS16 };
 
 static void windows(const struct moe_quantised *q)
 {
@@ -92,7 +92,7 @@ static bool same_bf16(const uint16_t *a, const uint16_t *b, int64_t n)
 static void decode_panels(const struct moe_quantised *q)
 {
 	enum moe_layout layout = moe_coded_order(K);
-	int64_t step = layout == MOE_LAYOUT_BLOCKS32 ? 32 : 8;
+	int64_t step = moe_layout_k(layout);
 
 	for (int64_t cut = 0; cut < 3; cut++) {
 		struct moe_coded_window w = { 3 * cut, q->n - 3 * cut, 16 * cut, q->k - 16 * cut, 1 };

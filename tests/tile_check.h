@@ -50,11 +50,11 @@ struct packed {
 
 static inline size_t packed_at(const struct packed *p, int64_t row, int64_t col)
 {
-	int64_t block = T->layout == MOE_LAYOUT_BLOCKS32 ? 32 : 8, in = row % MOE_PACK_N;
+	int64_t block = T->layout == MOE_LAYOUT_BLOCKS32 ? 32 : T->layout == MOE_LAYOUT_PAIRS16 ? 16 : 8, in = row % MOE_PACK_N;
 	int64_t at = row / MOE_PACK_N * p->stride + col / block * MOE_PACK_N * block;
 
-	if (T->layout == MOE_LAYOUT_PAIRS8)
-		return (size_t)(at + in / 2 * 16 + col % 8 * 2 + in % 2);
+	if (T->layout == MOE_LAYOUT_PAIRS16)
+		return (size_t)(at + in / 2 * 32 + col % 16 * 2 + in % 2);
 	return (size_t)(at + in * block + col % block);
 }
 

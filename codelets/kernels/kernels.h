@@ -33,7 +33,7 @@ enum moe_layout {
 	MOE_LAYOUT_ROWS,     /* [n, k] in the source's dtype */
 	MOE_LAYOUT_BLOCKS8,  /* bf16, 16 n x 8 k blocks (packed/tiles.h) */
 	MOE_LAYOUT_BLOCKS32, /* bf16, 16 n x 32 k blocks */
-	MOE_LAYOUT_PAIRS8,   /* as BLOCKS8, two rows n side by side */
+	MOE_LAYOUT_PAIRS16,  /* blocks of 16 k, two rows n side by side */
 };
 
 /* What a weight is used for: GEMM may round to bf16, EXACT (routers) keeps the source's precision.

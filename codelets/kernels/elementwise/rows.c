@@ -113,7 +113,7 @@ void OWN(pack_rows)(enum moe_layout layout, int rows, int64_t k, int64_t kp, con
 			}
 			pack_run(block, width, from, scale, dst + k0 * 16 + n * block);
 		}
-		if (layout == MOE_LAYOUT_PAIRS8)
+		if (layout == MOE_LAYOUT_PAIRS16)
 			moe_pair_rows(dst + k0 * 16, 16 * width);
 	}
 }

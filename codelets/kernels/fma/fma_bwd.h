@@ -3,7 +3,7 @@
  * dx = dy W from the same panels, by the classic kernel: 8 neighbouring columns of a row of a block
  * are lanes, dy is broadcast. AVX-512 (BLOCKS8) widens two such runs to f32 by zero extension and a
  * shift. (A byte shuffle would be one instruction less, but takes the ports of the multiply-adds: 80
- * instead of 95 GFLOP/s on Zen 4.) AVX2 (PAIRS8) widens a run by a shift or a mask alone. A backward
+ * instead of 95 GFLOP/s on Zen 4.) AVX2 (PAIRS16) widens a run by a shift or a mask alone. A backward
  * panel's tile is [n][row]. Every sum runs over n in order.
  *
  * Few rows walk the panels in memory order, MOE_CHUNK columns of one after the other, with sums in
@@ -20,7 +20,8 @@
 /* Up to this many rows walk the weights in memory order. */
 #define BWD_FEW (VEC_LANES == 16 ? 6 : 3)
 #define BWD_SLICE 32 /* columns of a call for more rows */
-#define BWD_BLOCK 128
+#define BWD_BLOCK 128 /* elements of 16 n x 8 k */
+#define BWD_PAIR (VEC_LANES == 16 ? 16 : 32) /* elements of a block's two n */
 #define BWD_G_AHEAD 512 /* elements of dy: with 512 rows its panel comes from L3 */
 #define BWD_WIDE (VEC_LANES == 16)
 /*
@@ -59,7 +60,7 @@ VEC_INLINE vec bwd_weights(const int read, const bool tight, const uint16_t *w, 
 	(void)tight;
 	return vec_widen(w + 2 * BWD_BLOCK * j + 8 * odd, BWD_BLOCK);
 #else
-	w += BWD_BLOCK * j;
+	w += BWD_BLOCK * (j / 2 * 2) + 16 * (j % 2);
 	return !odd ? vec_even(w) : tight ? vec_odd_tight(w) : vec_odd(w);
 #endif
 }
@@ -147,7 +148,7 @@ VEC_INLINE void bwd_body(const int rows, const int vecs, const int read, const s
 		b[1] = bwd_weights(0, false, w, 0, NULL, 1);
 	}
 	for (int p = run->panels; p > 0; p--) {
-		const uint16_t *after = p > 1 ? w + run->stride : w;
+		const uint16_t *pair = w, *after = p > 1 ? w + run->stride : w;
 		const char *line = ahead;
 		const char *near = run->near ? (const char *)(w + run->stride) : NULL;
 
@@ -162,22 +163,23 @@ VEC_INLINE void bwd_body(const int rows, const int vecs, const int read, const s
 				near += 64 * each;
 			}
 			if (early)
-				bwd_step_early(rows, g, w + 8 * n + 8, wide, b, c);
+				bwd_step_early(rows, g, pair + 8, wide, b, c);
 			else
-				bwd_step(rows, vecs, read, g, w + 8 * n, 0, wide, c);
+				bwd_step(rows, vecs, read, g, pair, 0, wide, c);
 			if (VEC_LANES == 8)
 				VEC_RELOAD();
 			if (BWD_WIDE && wide)
 				wide += BWD_SLICE;
 			if (early)
-				bwd_step_early(rows, g + rows, n < 14 ? w + 8 * n + 16 : after,
+				bwd_step_early(rows, g + rows, n < 14 ? pair + BWD_PAIR : after,
 					       wide, b, c);
 			else
-				bwd_step(rows, vecs, read, g + rows, w + 8 * n, 1, wide, c);
+				bwd_step(rows, vecs, read, g + rows, pair, 1, wide, c);
 			if (BWD_WIDE && wide)
 				wide += BWD_SLICE;
 			vec_prefetch_l1(g + BWD_G_AHEAD);
 			g += 2 * rows;
+			pair += BWD_PAIR;
 		}
 		w += run->stride;
 		ahead += run->stride * (int64_t)sizeof *w;

@@ -181,19 +181,28 @@ VEC_INLINE void fma_put4(const struct fma_tables *t, int i, const ivec row[4], u
 	}
 }
 #else
+/*
+ * PAIRS16: where a step begins in the block of 16 columns that its pairs of rows are of, 32 elements each. Decoders get
+ * whole blocks.
+ */
+VEC_INLINE uint16_t *fma_step(uint16_t *dst, int64_t step)
+{
+	return dst + step / 2 * 256 + step % 2 * 16;
+}
+
 /* A pair of rows of one step from the low halves, another, 4 rows on, from the high ones */
 VEC_INLINE void fma_put_pairs(ivec left, ivec right, uint16_t *to)
 {
 	_mm_storeu_si128((__m128i *)to, _mm256_castsi256_si128(left));
 	_mm_storeu_si128((__m128i *)(to + 8), _mm256_castsi256_si128(right));
-	_mm_storeu_si128((__m128i *)(to + 32), _mm256_extracti128_si256(left, 1));
-	_mm_storeu_si128((__m128i *)(to + 40), _mm256_extracti128_si256(right, 1));
+	_mm_storeu_si128((__m128i *)(to + 64), _mm256_extracti128_si256(left, 1));
+	_mm_storeu_si128((__m128i *)(to + 72), _mm256_extracti128_si256(right, 1));
 }
 
 VEC_INLINE void fma_put4(const struct fma_tables *t, int i, const ivec row[4], uint16_t *to)
 {
 #pragma GCC unroll 2
-	for (int j = 0; j < 4; j += 2, to += 16) {
+	for (int j = 0; j < 4; j += 2, to += 32) {
 		ivec a[2][2], b[2][2];
 
 		fma_look_up4(t->low[i + j], t->high[i + j], row[j], a);
@@ -203,7 +212,7 @@ VEC_INLINE void fma_put4(const struct fma_tables *t, int i, const ivec row[4], u
 			fma_put_pairs(_mm256_unpacklo_epi16(a[0][h], b[0][h]),
 				      _mm256_unpacklo_epi16(a[1][h], b[1][h]), to + 256 * h);
 			fma_put_pairs(_mm256_unpackhi_epi16(a[0][h], b[0][h]),
-				      _mm256_unpackhi_epi16(a[1][h], b[1][h]), to + 256 * h + 128);
+				      _mm256_unpackhi_epi16(a[1][h], b[1][h]), to + 256 * h + 16);
 		}
 	}
 }
@@ -223,7 +232,7 @@ static void fma_decode4(const struct fma_tables *t, int64_t sets, const uint8_t 
 			for (int s = 0; s < 4; s++)
 				c[s] = ivec_load(codes + 64 * s + i / 4 * sizeof(ivec));
 			fma_rows_of_steps(c, row);
-			fma_put4(t, i, row, dst + i * 2 * VEC_LANES);
+			fma_put4(t, i, row, dst + i * 32);
 		}
 	}
 }
@@ -297,7 +306,9 @@ VEC_INLINE void fma_decode8(const bool integers, const float scale[16], int64_t 
 
 	for (int i = 0; i < 16; i++)
 		by[i] = integers ? scale[i] : scale[i] * 0x1p8f;
-	for (; steps > 0; steps--, codes += 128, dst += 128) {
+	for (int64_t s = 0; s < steps; s++, codes += 128) {
+		uint16_t *to = fma_step(dst, s);
+
 		vec_prefetch_l1(codes + DECODE_AHEAD);
 		vec_prefetch_l1(codes + DECODE_AHEAD + 64);
 #pragma GCC unroll 4
@@ -307,8 +318,8 @@ VEC_INLINE void fma_decode8(const bool integers, const float scale[16], int64_t 
 			__m128i low = _mm_unpacklo_epi32(left, right);
 			__m128i high = _mm_unpackhi_epi32(left, right);
 
-			ivec_store(dst + 8 * i, fma_pair8(integers, low, by + i));
-			ivec_store(dst + 8 * i + 16, fma_pair8(integers, high, by + i + 2));
+			ivec_store(to + 16 * i, fma_pair8(integers, low, by + i));
+			ivec_store(to + 16 * i + 32, fma_pair8(integers, high, by + i + 2));
 		}
 	}
 }
@@ -342,7 +353,7 @@ static struct fma_octaves fma_octaves(const float *values, float scale)
 				     _mm256_permute2x128_si256(w, w, 0x11) };
 }
 
-/* In each lane a pair of rows, [8 k][2 n]; the second lane's lies two pairs on in dst. */
+/* In each lane a pair of rows; the second lane's lies two pairs on in dst. */
 VEC_INLINE void fma_put_octaves(const struct fma_octaves *t, ivec codes, ivec magnitude, uint16_t *dst)
 {
 	const ivec eight = _mm256_set1_epi8(8), none = _mm256_setzero_si256();
@@ -369,7 +380,9 @@ static bool fma_decode_octaves(const struct fma_octaves *t, int64_t steps, const
 	const ivec all = _mm256_set1_epi8(0x7f);
 	ivec most = _mm256_setzero_si256();
 
-	for (; steps > 0; steps--, codes += 128, dst += 128) {
+	for (int64_t s = 0; s < steps; s++, codes += 128) {
+		uint16_t *to = fma_step(dst, s);
+
 		vec_prefetch_l1(codes + DECODE_AHEAD);
 		vec_prefetch_l1(codes + DECODE_AHEAD + 64);
 #pragma GCC unroll 2
@@ -380,8 +393,8 @@ static bool fma_decode_octaves(const struct fma_octaves *t, int64_t steps, const
 			ivec abs_a = _mm256_and_si256(a, all), abs_b = _mm256_and_si256(b, all);
 
 			most = _mm256_max_epu8(most, _mm256_max_epu8(abs_a, abs_b));
-			fma_put_octaves(t, a, abs_a, dst + 2 * i);
-			fma_put_octaves(t, b, abs_b, dst + 2 * i + 16);
+			fma_put_octaves(t, a, abs_a, to + 4 * i);
+			fma_put_octaves(t, b, abs_b, to + 4 * i + 32);
 		}
 	}
 	return _mm256_movemask_epi8(_mm256_cmpeq_epi8(most, all)) == 0;
@@ -439,8 +452,9 @@ static bool fma_decodes(const struct moe_coded_panel *p)
 	const struct moe_coding *c = p->coding;
 	const struct moe_format *f = c->format;
 
-	if (p->layout != FMA_LAYOUT ||
-	    (p->groups > 1 && (c->group % DECODE_STEP || c->phase % DECODE_STEP)))
+	const int64_t block = moe_layout_k(FMA_LAYOUT);
+
+	if (p->layout != FMA_LAYOUT || (p->groups > 1 && (c->group % block || c->phase % block)))
 		return false;
 	return f->bits == 4 ||
 	       (!c->zero && (f->codes == MOE_CODES_INTEGER ||

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * y = x W^T on blocks of 16 n x 8 k; the halves of a vector of weights, its even and its odd
+ * y = x W^T on blocks of 16 n x 8 k (AVX2: 16 k); the halves of a vector of weights, its even and its odd
  * elements, are widened by one instruction each.
  *
  * AVX-512 (BLOCKS8): a vector holds 4 rows n, its halves are lanes of n x 4 k. The activation
  * operand is a broadcast of the 4 even or 4 odd k, so a forward panel's tile is [k/8][row][4 even,
  * 4 odd]. Each n has 4 partial sums, added up once at the end.
  *
- * AVX2 (PAIRS8): a vector holds two rows n side by side, its halves are 8 k of one n each. The
+ * AVX2 (PAIRS16): a vector holds two rows n side by side, its halves are 8 k of one n each. The
  * activation operand is 8 k as they are; tiles are [k/8][row][8]. Each n has 8 partial sums. With
  * 16 registers a tile covers part of the 16 n only and goes over the panel in passes; k is then cut
  * so that what the passes read again stays in L1.
@@ -18,16 +18,18 @@
 #include "codelets/kernels/fma/fma_rows.h"
 
 #define FWD_ROWS 6
-#define FWD_BLOCK 128		 /* elements of 16 n x 8 k */
+#define FWD_BLOCK (VEC_LANES == 16 ? 128 : 256) /* elements */
 #define FWD_VECS (VEC_LANES == 16 ? 4 : 16) /* accumulators of one row: 16 n x 4 or 8 partial sums */
 #define FWD_AHEAD 8192		 /* bytes */
+/* Blocks from a pass's line to its prefetch into L1, where it has one of a block's 8 only (Zen 4: 1 %) */
+#define FWD_PASS_AHEAD(vecs) ((vecs) == 2 ? 4 : 0)
 /* k of one run where there are passes */
-#define FWD_K(rows, far) (VEC_PANEL == 1 ? 1 << 30 : (rows) <= 3 || (far) ? 512 : 1024)
-#define FWD_STEP (VEC_PANEL > 1 ? 2 : 1)      /* blocks at a time; k is a multiple of 16 */
-#define FWD_FAR (4 << 20)		       /* bytes of x beyond which it is prefetched */
+#define FWD_K(rows) (VEC_PANEL == 1 ? 1 << 30 : (rows) == 1 ? 256 : (rows) <= 3 ? 512 : 1024)
+#define FWD_HALVES (VEC_PANEL > 1 ? 2 : 1) /* a block is 8 k, or two halves of 8 k */
+#define FWD_FAR (1 << 19)		    /* bytes of x beyond which it is prefetched */
 
 /*
- * `lines` cache lines at `ahead` are prefetched into L2 per FWD_STEP blocks, and where there are
+ * `lines` cache lines at `ahead` are prefetched into L2 per block, and where there are
  * passes one of the x that is read next, if all of x is too large for L2: then it comes from far
  * for every panel.
  */
@@ -80,7 +82,7 @@ VEC_INLINE void fwd_block(const int rows, const int vecs, const float *x, const 
 			  vec c[FWD_ROWS][FWD_VECS])
 {
 #pragma GCC unroll 8
-	for (int j = 0; j < vecs; j += 2, w += 2 * VEC_LANES) {
+	for (int j = 0; j < vecs; j += 2, w += 4 * VEC_LANES) {
 		vec b[2] = { vec_even(w), vec_odd(w) };
 
 #pragma GCC unroll 6
@@ -119,21 +121,23 @@ VEC_INLINE void fwd_body(const int rows, const int vecs, const struct fwd_run *r
 #pragma GCC unroll 8
 			for (int j = 0; j < vecs; j++)
 				c[i][j] = vec_load(acc + (i * FWD_VECS + j) * VEC_LANES);
-	for (int k = run->blocks; k > 0; k -= FWD_STEP) {
+	for (int k = run->blocks; k > 0; k--) {
 		for (int l = 0; l < lines; l++, ahead += 64)
 			vec_prefetch_l2(ahead);
 		if (VEC_PANEL > 1 && x_ahead) {
 			vec_prefetch_l2((const char *)x_ahead);
-			x_ahead += 8 * FWD_STEP * rows;
+			x_ahead += 8 * FWD_HALVES * rows;
 		}
 #pragma GCC unroll 2
-		for (int b = 0; b < FWD_STEP; b++) {
-			fwd_block(rows, vecs, x, w, c);
+		for (int half = 0; half < FWD_HALVES; half++) {
+			fwd_block(rows, vecs, x, w + 2 * VEC_LANES * half, c);
 			x += 8 * rows;
-			w += FWD_BLOCK;
-			if (FWD_STEP > 1)
+			if (FWD_HALVES > 1)
 				VEC_RELOAD();
 		}
+		if (FWD_PASS_AHEAD(vecs))
+			vec_prefetch_l1(w + FWD_PASS_AHEAD(vecs) * FWD_BLOCK);
+		w += FWD_BLOCK;
 	}
 #pragma GCC unroll 6
 	for (int i = 0; i < rows; i++)
@@ -174,21 +178,21 @@ static fwd_kernel *const fwd_kernels[FWD_ROWS + 1] = { NULL,  fwd_1, fwd_2, fwd_
 						       fwd_4, fwd_5, fwd_6 };
 
 /*
- * All of one segment for one tile; `lines` of each block's 4 are prefetched, by all passes together.
+ * All of one segment for one tile; `lines` of 4 per 8 k are prefetched, by all passes together.
  * There is no division between kernels: it would delay the next one's first loads.
  */
 static void fwd_segment(const struct fma_tile *t, const struct moe_fwd_seg *seg, bool first,
 			const char *ahead, int lines, bool far, float *acc)
 {
 	const float *x = (const float *)seg->x + t->row * seg->width + (int64_t)seg->col * t->rows;
-	const int log = FWD_PASSES(t->rows), vecs = FWD_VECS >> log, most = FWD_K(t->rows, far);
+	const int log = FWD_PASSES(t->rows), vecs = FWD_VECS >> log, most = FWD_K(t->rows);
 
-	lines *= FWD_STEP;
+	lines *= FWD_HALVES;
 	for (int k = 0; k < seg->k; k += most) {
 		int width = MOE_MIN(most, seg->k - k);
 		struct fwd_run run = { x + (int64_t)k * t->rows,
 				       seg->w + (int64_t)16 * k,
-				       width / 8,
+				       width / (8 * FWD_HALVES),
 				       0,
 				       ahead,
 				       NULL,
@@ -196,14 +200,14 @@ static void fwd_segment(const struct fma_tile *t, const struct moe_fwd_seg *seg,
 
 		for (int p = 0; p < 1 << log; p++) {
 			run.lines = ((p + 1) * lines >> log) - (p * lines >> log);
-			/* two blocks of x have as many lines as rows: one a pass */
+			/* a block of x has as many lines as rows: one a pass */
 			if (far && p < t->rows)
 				run.x_ahead = run.x + most * t->rows + 16 * p;
 			else
 				run.x_ahead = NULL;
 			fwd_kernels[t->rows](&run, acc + p * vecs * VEC_LANES);
 			run.w += FWD_BLOCK / FWD_VECS * vecs;
-			run.ahead += (int64_t)run.lines * 64 * (run.blocks / FWD_STEP);
+			run.ahead += (int64_t)run.lines * 64 * run.blocks;
 		}
 		ahead = run.ahead;
 		first = false;
@@ -225,7 +229,7 @@ static void fma_fwd(int m, const struct moe_fwd_seg *seg, int nseg, const uint16
 	FMA_EACH_TILE(t, m, FWD_ROWS)
 	{
 		const char *ahead = (const char *)seg->w +
-				    (VEC_PANEL == 1 ? FWD_AHEAD : 32 * FWD_K(t.rows, far));
+				    (VEC_PANEL == 1 ? FWD_AHEAD : 32 * FWD_K(t.rows));
 		int lines = 4;
 		bool first = true;
 

@@ -144,7 +144,7 @@ VEC_INLINE void vec_fold16(const float *p, vec out[1])
 #elif defined(__AVX2__)
 
 #define VEC_LANES 8
-#define FMA_LAYOUT MOE_LAYOUT_PAIRS8
+#define FMA_LAYOUT MOE_LAYOUT_PAIRS16
 #define VEC_HELD 2
 typedef __m256 vec;
 
@@ -232,27 +232,30 @@ VEC_INLINE void vec_store_part(float *p, int n, vec v)
 	_mm256_maskstore_ps(p, vec_part_mask(n), v);
 }
 
-/* Two halves of 4 partial sums each as one */
-VEC_INLINE __m128 vec_halves(const float *p)
+/* Sums of every other element of a and b, in turn */
+VEC_INLINE vec vec_fold2(vec a, vec b)
 {
-	return _mm_add_ps(_mm_load_ps(p), _mm_load_ps(p + 4));
+	return _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
 }
 
-/* The sums of 4 vectors */
-VEC_INLINE __m128 vec_fold4(const float *p)
+/* Of 4 vectors, each half on its own */
+VEC_INLINE vec vec_fold4(const float *p)
 {
-	__m128 a = vec_halves(p), b = vec_halves(p + 8), c = vec_halves(p + 16), d = vec_halves(p + 24);
-	__m128 ab = _mm_add_ps(_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b));
-	__m128 cd = _mm_add_ps(_mm_unpacklo_ps(c, d), _mm_unpackhi_ps(c, d));
+	__m256d ab = _mm256_castps_pd(vec_fold2(vec_load(p), vec_load(p + 8)));
+	__m256d cd = _mm256_castps_pd(vec_fold2(vec_load(p + 16), vec_load(p + 24)));
 
-	return _mm_add_ps(_mm_movelh_ps(ab, cd), _mm_movehl_ps(cd, ab));
+	return _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd)),
+			     _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd)));
 }
 
 /* v: a vector of 8 partial sums of each column; the 16 sums go to out. */
 VEC_INLINE void vec_fold16(const float *v, vec out[2])
 {
-	for (int i = 0; i < 2; i++, v += 64)
-		out[i] = _mm256_set_m128(vec_fold4(v + 32), vec_fold4(v));
+	for (int i = 0; i < 2; i++, v += 64) {
+		vec a = vec_fold4(v), b = vec_fold4(v + 32);
+
+		out[i] = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+	}
 }
 
 #else

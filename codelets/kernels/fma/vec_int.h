@@ -57,7 +57,7 @@ VEC_INLINE ivec vec_bf16(vec a, vec b)
 }
 
 #if VEC_LANES == 8
-/* Each of a beside its neighbour of b: a pair of rows (MOE_LAYOUT_PAIRS8) */
+/* Each of a beside its neighbour of b: a pair of rows (MOE_LAYOUT_PAIRS16) */
 VEC_INLINE ivec vec_bf16_pair(vec a, vec b)
 {
 	return _mm256_blend_epi16(_mm256_srli_epi32(vec_rounded(a), 16), vec_rounded(b), 0xaa);

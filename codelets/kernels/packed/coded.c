@@ -234,6 +234,16 @@ static inline void bytes(const float *values, const float *scale, const float *z
 		}
 }
 
+/* A step of two rows, one after the other, side by side */
+static inline void put_pair(const uint16_t *rows, uint16_t *to)
+{
+	moe_run8 pair[2];
+
+	memcpy(pair, rows, sizeof pair);
+	moe_pair(pair, pair + 1);
+	memcpy(to, pair, sizeof pair);
+}
+
 /* Whole steps of one group; dst: the block of the first one. */
 static void decode_steps(const struct moe_coded_panel *p, int64_t k0, int64_t next,
 			 const float *scale, const float *zero, uint16_t *dst)
@@ -241,20 +251,23 @@ static void decode_steps(const struct moe_coded_panel *p, int64_t k0, int64_t ne
 	const struct moe_format *f = p->coding->format;
 	const uint8_t *codes = p->codes + MOE_PACK_N * k0 * f->bits / 8;
 	int64_t block = moe_layout_k(p->layout);
+	bool pairs = p->layout == MOE_LAYOUT_PAIRS16;
 	uint16_t table[MOE_PACK_N][16];
 
 	for (int n = 0; n < MOE_PACK_N && f->bits == 4; n++)
 		for (int c = 0; c < 16; c++)
 			table[n][c] = to_bf16((f->values[c] - zero[n]) * scale[n]);
 	for (int64_t k = k0, start = k0 / block * block; k < next; k += STEP) {
-		uint16_t *to = dst + (k / block * block - start) * MOE_PACK_N + k % block;
+		uint16_t *to = dst + (k / block * block - start) * MOE_PACK_N;
+		uint16_t rows[MOE_PACK_N * STEP], *step = pairs ? rows : to + k % block;
+		int64_t ld = pairs ? STEP : block;
 
 		if (f->bits == 4)
-			nibbles(table, block, codes, to);
+			nibbles(table, ld, codes, step);
 		else
-			bytes(f->values, scale, zero, block, codes, to);
-		if (p->layout == MOE_LAYOUT_PAIRS8)
-			moe_pair_rows(to, STEP * MOE_PACK_N);
+			bytes(f->values, scale, zero, ld, codes, step);
+		for (int n = 0; n < MOE_PACK_N && pairs; n += 2)
+			put_pair(rows + n * STEP, to + moe_panel_at(p->layout, n, k % block));
 		codes += STEP * MOE_PACK_N * f->bits / 8;
 	}
 }

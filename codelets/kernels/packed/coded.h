@@ -82,7 +82,7 @@ void moe_coded_scales(const struct moe_coded_panel *p, int64_t group, float scal
 void moe_coded_zeros(const struct moe_coded_panel *p, int64_t group, float zero[MOE_PACK_N]);
 
 /*
- * Columns k0..k0+k of a panel (multiples of 8, with BLOCKS32 of 32) as bf16 elements of the plain
+ * Columns k0..k0+k of a panel (multiples of 8 and of the layout's block) as bf16 elements of the plain
  * layout: the f32 value rounded to nearest even, results below the smallest normal number 0. Every
  * table's decode has the same bits (struct moe_tiles).
  */

@@ -35,7 +35,7 @@ static inline int64_t moe_packed_panels(int64_t n)
 /* k of a block */
 static inline int64_t moe_layout_k(enum moe_layout layout)
 {
-	return layout == MOE_LAYOUT_BLOCKS32 ? 32 : 8;
+	return layout == MOE_LAYOUT_BLOCKS32 ? 32 : layout == MOE_LAYOUT_PAIRS16 ? 16 : 8;
 }
 
 /* Element (n, k) of a panel, n below MOE_PACK_N */
@@ -43,14 +43,14 @@ static inline int64_t moe_panel_at(enum moe_layout layout, int64_t n, int64_t k)
 {
 	int64_t block = moe_layout_k(layout);
 
-	if (layout == MOE_LAYOUT_PAIRS8)
-		return k / 8 * 8 * MOE_PACK_N + n / 2 * 16 + k % 8 * 2 + n % 2;
+	if (layout == MOE_LAYOUT_PAIRS16)
+		return k / 16 * 16 * MOE_PACK_N + n / 2 * 32 + k % 16 * 2 + n % 2;
 	return k / block * block * MOE_PACK_N + n * block + k % block;
 }
 
 typedef uint16_t moe_run8 __attribute__((vector_size(16))); /* 8 columns of a row */
 
-/* Two rows become one after the other what PAIRS8 has of them side by side. */
+/* 8 columns of two rows become what PAIRS16 has of them, side by side. */
 static inline void moe_pair(moe_run8 *a, moe_run8 *b)
 {
 	moe_run8 low = __builtin_shuffle(*a, *b, (moe_run8){ 0, 8, 1, 9, 2, 10, 3, 11 });
@@ -59,15 +59,19 @@ static inline void moe_pair(moe_run8 *a, moe_run8 *b)
 	*a = low;
 }
 
-/* Blocks from BLOCKS8 to PAIRS8, in place */
+/* Blocks of 16 columns, row by row, to PAIRS16 in place */
 static inline void moe_pair_rows(uint16_t *block, int64_t elements)
 {
-	for (; elements > 0; elements -= 16, block += 16) {
-		moe_run8 row[2];
+	for (; elements > 0; elements -= 32, block += 32) {
+		moe_run8 row[2][2], pair[2][2];
 
 		memcpy(row, block, sizeof row);
-		moe_pair(row, row + 1);
-		memcpy(block, row, sizeof row);
+		for (int half = 0; half < 2; half++) {
+			pair[half][0] = row[0][half];
+			pair[half][1] = row[1][half];
+			moe_pair(&pair[half][0], &pair[half][1]);
+		}
+		memcpy(block, pair, sizeof pair);
 	}
 }
 

@@ -167,10 +167,10 @@ void moe_plain_values(const struct moe_weight *W, int64_t n0, int64_t n, int64_t
 		}
 		for (int64_t j = k0, next; j < k0 + k; j = next) {
 			const char *from = panel + (size_t)moe_panel_at(W->layout, i % MOE_PACK_N, j) * size;
-			uint16_t run[8];
+			uint16_t run[16];
 
 			next = MOE_MIN(k0 + k, (j / block + 1) * block);
-			if (W->layout == MOE_LAYOUT_PAIRS8) {
+			if (W->layout == MOE_LAYOUT_PAIRS16) {
 				for (int64_t l = 0; l < next - j; l++)
 					memcpy(run + l, from + 2 * l * (int64_t)sizeof *run, sizeof *run);
 				from = (const char *)run;

@@ -6,7 +6,7 @@
  *
  * Packed weight [n, k] (bf16, moe_packed_* in layout.h): n in panels of 16 rows, k padded to
  * MOE_PACK_K; a panel is blocks of 16 n x 8 k (MOE_LAYOUT_BLOCKS8: [k/8][16 n][8 k];
- * MOE_LAYOUT_PAIRS8: [k/8][8 pairs of n][8 k][2 n]) or of 16 n x 32 k (MOE_LAYOUT_BLOCKS32:
+ * MOE_LAYOUT_PAIRS16: [k/16][8 pairs of n][16 k][2 n]) or of 16 n x 32 k (MOE_LAYOUT_BLOCKS32:
  * [k/32][16 n][32 k]). In all, columns k.. of a panel (k a multiple of the block's) begin at
  * element 16 k, and panels are moe_packed_stride(k) elements apart, not a multiple of 2 KB. Pad
  * rows and columns are zero. One layout serves y = x W^T (fwd) and dx = dy W (bwd).

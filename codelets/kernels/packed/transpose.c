@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Transposed copies for the backward: W^T of a packed W, and packed A^T and B^T of LoRA masters. In
- * every block layout a square of 8 n x 8 k is 8 runs of 16 bytes (PAIRS8: of 2 rows x 4 k), so that
+ * every block layout a square of 8 n x 8 k is 8 runs of 16 bytes (PAIRS16: of 2 rows x 4 k), so that
  * both sides are moved in such squares.
  */
 #include "codelets/kernels/packed/packed.h"
@@ -27,8 +27,14 @@ static inline void put(uint16_t *to, moe_run8 v, bool stream)
 	memcpy(to, &v, sizeof v);
 }
 
+/* Run i of a square whose rows lie `ld` apart */
+static inline int64_t run_at(const bool pairs, int64_t ld, int i)
+{
+	return pairs ? i / 2 * 2 * ld + i % 2 * 8 : i * ld;
+}
+
 /*
- * Three rounds of interleaving: elements, pairs, fours. Runs lie `ld` apart on both sides. Pairs of rows are
+ * Three rounds of interleaving: elements, pairs, fours. Rows lie `ld` apart on both sides. Pairs of rows are
  * what the first round makes, and come out of a fourth.
  */
 static inline void transpose(const bool pairs, const uint16_t *src, int64_t ld, uint16_t *dst,
@@ -39,7 +45,7 @@ static inline void transpose(const bool pairs, const uint16_t *src, int64_t ld, 
 
 #pragma GCC unroll 8
 	for (int i = 0; i < SIDE; i++)
-		memcpy(&a[i], src + i * ld, sizeof a[i]);
+		memcpy(&a[i], src + run_at(pairs, ld, i), sizeof a[i]);
 #pragma GCC unroll 4
 	for (int i = 0; i < SIDE && !pairs; i += 2) /* rows i, i + 1: pairs of columns 0-3, 4-7 */
 		moe_pair(&a[i], &a[i + 1]);
@@ -61,8 +67,8 @@ static inline void transpose(const bool pairs, const uint16_t *src, int64_t ld, 
 
 		if (pairs)
 			moe_pair(&first, &second);
-		put(dst + 2 * i * ld, first, stream);
-		put(dst + (2 * i + 1) * ld, second, stream);
+		put(dst + run_at(pairs, ld, 2 * i), first, stream);
+		put(dst + run_at(pairs, ld, 2 * i + 1), second, stream);
 	}
 }
 
@@ -76,7 +82,7 @@ static inline void transpose16(enum moe_layout layout, const uint16_t *src, uint
 	for (int i = 0; i < MOE_PACK_N; i += SIDE)
 #pragma GCC unroll 2
 		for (int j = 0; j < MOE_PACK_N; j += SIDE)
-			transpose(layout == MOE_LAYOUT_PAIRS8, src + moe_panel_at(layout, i, j), ld,
+			transpose(layout == MOE_LAYOUT_PAIRS16, src + moe_panel_at(layout, i, j), ld,
 				  dst + moe_panel_at(layout, j, n + i), stream);
 }
 
@@ -91,7 +97,7 @@ static void clear_columns(enum moe_layout layout, uint16_t *panel, int64_t from,
 
 /*
  * One panel of W after the other: it is read in order, and each square of 16 goes to another panel
- * of W^T, by whole cache lines where blocks have 8 columns.
+ * of W^T, by whole cache lines where blocks have at most 16 columns.
  */
 static inline void transpose_weight(enum moe_layout layout, const struct moe_weight *W, uint16_t *to)
 {
@@ -103,7 +109,7 @@ static inline void transpose_weight(enum moe_layout layout, const struct moe_wei
 	for (int64_t n = 0; n < rows; n += MOE_PACK_N, panel += moe_packed_stride(kp))
 		for (int64_t k = 0; k < cols; k += MOE_PACK_N)
 			transpose16(layout, panel + moe_panel_at(layout, 0, k), to + k / MOE_PACK_N * stride, n,
-				    moe_layout_k(layout) == SIDE);
+				    moe_layout_k(layout) <= MOE_PACK_N);
 	for (int64_t k = 0; k < cols && rows < np; k += MOE_PACK_N)
 		clear_columns(layout, to + k / MOE_PACK_N * stride, rows, np);
 #ifdef __SSE2__
@@ -118,8 +124,8 @@ void moe_packed_weight_transpose(const struct moe_tiles *t, const struct moe_wei
 	case MOE_LAYOUT_BLOCKS8:
 		transpose_weight(MOE_LAYOUT_BLOCKS8, W, dst);
 		break;
-	case MOE_LAYOUT_PAIRS8:
-		transpose_weight(MOE_LAYOUT_PAIRS8, W, dst);
+	case MOE_LAYOUT_PAIRS16:
+		transpose_weight(MOE_LAYOUT_PAIRS16, W, dst);
 		break;
 	default:
 		transpose_weight(MOE_LAYOUT_BLOCKS32, W, dst);

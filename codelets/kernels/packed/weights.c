@@ -28,7 +28,7 @@ static inline void pack_line(const int block, const int line, const uint16_t *co
 			       (size_t)block * sizeof *dst);
 }
 
-/* The same of PAIRS8 */
+/* The same of PAIRS16 */
 static inline void pack_pairs(const int line, const uint16_t *const *row, int rows, int64_t k0,
 			      uint16_t *dst)
 {
@@ -40,14 +40,14 @@ static inline void pack_pairs(const int line, const uint16_t *const *row, int ro
 			if (n + 1 < rows)
 				memcpy(&pair[1], row[n + 1] + k0 + b, sizeof *pair);
 			moe_pair(pair, pair + 1);
-			memcpy(dst + b * MOE_PACK_N + n * 8, pair, sizeof pair);
+			memcpy(dst + moe_panel_at(MOE_LAYOUT_PAIRS16, n, b), pair, sizeof pair);
 		}
 }
 
 static inline void pack_columns(enum moe_layout layout, const int width, const uint16_t *const *row,
 				int rows, int64_t k0, uint16_t *dst)
 {
-	if (layout == MOE_LAYOUT_PAIRS8)
+	if (layout == MOE_LAYOUT_PAIRS16)
 		pack_pairs(width, row, rows, k0, dst);
 	else if (layout == MOE_LAYOUT_BLOCKS32)
 		pack_line(32, width, row, rows, k0, dst);
