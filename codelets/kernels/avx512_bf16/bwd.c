@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * y = g W, 32 columns at a time. Up to BWD_SMALL rows bwd_small.c does it; up to BWD_DECODE the
- * tiles shuffle the raw panels in registers; with more rows the slice is decoded once, into L2.
- * Quantised slices are decoded by the first tile while it multiplies, for the others into L2 too (bwd_coded.h).
+ * tiles shuffle the raw panels in registers; with more rows the first tile does and leaves the
+ * slice to the others, in L2. Quantised slices likewise (bwd_coded.h).
  * A long reduction is cut into blocks of n, so that the slice, its g and the next slice's lines fit
  * into L2 together; sums wait in `partial`, which changes no bit of them.
  */
@@ -40,7 +40,7 @@ struct call {
 	enum moe_out out;
 	float *partial;	   /* [m, 32] */
 	uint16_t *decoded; /* [n/2][32][2] of a block; NULL: shuffle in registers */
-	bool coded;
+	bool coded, keeps; /* keeps: plain, decoded by the first tile */
 	struct moe_bwd_seg after[MOE_MAX_SEGS]; /* what is read after the last columns */
 	struct moe_coded_slice after_coded[MOE_MAX_SEGS];
 };
@@ -218,6 +218,7 @@ static void run_tile(const struct call *c, const struct block *b, int column, co
 		     int next, int row, int rows, enum bwd_ahead ahead, int skip, bwd_tile_fn fused,
 		     const struct bwd_codes *codes, const struct bwd_target *to)
 {
+	bool keeps = c->keeps && !row;
 	struct bwd_run run[MOE_MAX_SEGS];
 	uint16_t *slice = c->decoded;
 
@@ -226,13 +227,15 @@ static void run_tile(const struct call *c, const struct block *b, int column, co
 		const uint16_t *w = panel_of(p, column);
 		const uint16_t *after = i < follow->count ? panel_of(&follow->piece[i], next) : w;
 
-		run[i] = (struct bwd_run){ words_of(p, row, rows), c->decoded ? slice : w, stride_of(p->seg),
-					   p->n, (const char *)after + skip,
-					   fused && p->fused ? &codes[i] : NULL };
+		run[i] = (struct bwd_run){ words_of(p, row, rows), c->decoded && !keeps ? slice : w,
+					   stride_of(p->seg), p->n, (const char *)after + skip,
+					   fused && p->fused ? &codes[i] : NULL, slice };
 		slice += c->decoded ? p->n * SLICE : 0;
 	}
 	if (fused)
 		fused(run, b->count, to);
+	else if (keeps)
+		avx512_bf16_bwd_keep[rows](run, b->count, to);
 	else if (c->decoded)
 		avx512_bf16_bwd_decoded[ahead][rows](run, b->count, to);
 	else
@@ -285,7 +288,7 @@ static void slice_of(const struct call *c, int column, bool end)
 		last = next.count == 0;
 		if (c->coded)
 			fuse(&now, column);
-		if (c->decoded)
+		if (c->decoded && !c->keeps)
 			decode(&now, column, c->decoded);
 		if (last)
 			block_tiles(c, &now, column, &head, end ? 0 : column + SLICE, first, last);
@@ -334,7 +337,7 @@ static void thin_slice(const struct call *c, int column)
 			struct piece p = { seg + i, 0, seg[i].n, false };
 
 			run[i] = (struct bwd_run){ words_of(&p, row, rows), panel_of(&p, column),
-						   p.seg->stride, p.n, NULL, NULL };
+						   p.seg->stride, p.n, NULL, NULL, NULL };
 		}
 		avx512_bf16_bwd_thin[rows](run, c->nseg, &to);
 	}
@@ -412,7 +415,7 @@ static bool quick_slices(int m, const struct moe_bwd_seg *seg, int nseg, int col
 							   seg[s].stride, seg[s].n,
 							   (const char *)far +
 								   (ahead == BWD_HALF) * t * 512,
-						   NULL };
+						   NULL, NULL };
 			}
 			avx512_bf16_bwd_raw[t < 2 ? ahead : BWD_NOTHING][rows](run, nseg, &to);
 		}
@@ -456,6 +459,7 @@ void avx512_bf16_bwd(int m, const struct moe_bwd_seg *seg, int nseg, int columns
 	}
 	if (m >= BWD_DECODE || c.coded)
 		c.decoded = (uint16_t *)((char *)scratch + partial_bytes(m, n));
+	c.keeps = c.decoded && !c.coded && tile_rows(&c.tiles, 0) <= FUSED_ROWS;
 	for (; column + SLICE <= columns; column += SLICE)
 		slice_of(&c, column, column + 2 * SLICE > columns);
 	if (column < columns)

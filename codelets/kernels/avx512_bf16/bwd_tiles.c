@@ -49,8 +49,24 @@ INLINE void dots(const int rows, const int vectors, __m512 sum[BWD_ROWS][2], __m
 	}
 }
 
+/* One pair of n from raw panels, kept if keep is not NULL */
+INLINE void raw_dots(const int rows, __m512 sum[BWD_ROWS][2], const uint16_t *w, __m512i order, const uint32_t *g,
+		     uint16_t *keep)
+{
+	__m512i w0 = row_pair(w, order), w1 = row_pair(w + 256, order);
+
+	if (keep) {
+		_mm512_store_si512(keep, w0);
+		_mm512_store_si512(keep + 32, w1);
+	}
+	dots(rows, 2, sum, w0, w1, g);
+	/* reload the raw rows: there are no registers to keep them in */
+	if (rows >= 10)
+		__asm__ volatile("" ::: "memory");
+}
+
 /* rows x 32 columns, shuffling the raw panels */
-INLINE void raw(const int rows, const enum bwd_ahead what, const struct bwd_run *run, int runs,
+INLINE void raw(const int rows, const enum bwd_ahead what, const bool keeps, const struct bwd_run *run, int runs,
 		const struct bwd_target *t)
 {
 	const int lines = what == BWD_NOTHING ? 0 : what == BWD_HALF ? 2 : 4; /* per 4 rows n */
@@ -63,6 +79,7 @@ INLINE void raw(const int rows, const enum bwd_ahead what, const struct bwd_run 
 		const uint32_t *g = run->g;
 		const uint16_t *w = run->w;
 		const char *ahead = run->ahead;
+		uint16_t *keep = keeps ? run->keep : NULL;
 
 		for (int n = 0; n < run->n; n += 16) {
 #pragma GCC unroll 4
@@ -72,16 +89,10 @@ INLINE void raw(const int rows, const enum bwd_ahead what, const struct bwd_run 
 #pragma GCC unroll 4
 				for (int l = 0; l < lines; l++)
 					_mm_prefetch(ahead + 64 * (q * lines + l), _MM_HINT_T1);
-				dots(rows, 2, sum, row_pair(d, first), row_pair(d + 256, first), g);
-				g += rows;
-				/* reload the raw rows: there are no registers to keep them in */
-				if (rows >= 10)
-					__asm__ volatile("" ::: "memory");
-				dots(rows, 2, sum, row_pair(d, second), row_pair(d + 256, second),
-				     g);
-				g += rows;
-				if (rows >= 10)
-					__asm__ volatile("" ::: "memory");
+				raw_dots(rows, sum, d, first, g, keeps ? keep : NULL);
+				raw_dots(rows, sum, d, second, g + rows, keeps ? keep + 64 : NULL);
+				g += 2 * rows;
+				keep += keeps ? 128 : 0;
 			}
 			w += run->stride;
 			if (what == BWD_PAIR)
@@ -146,7 +157,12 @@ INLINE void thin(const int rows, const struct bwd_run *run, int runs, const stru
 	NOINLINE void raw_##rows##_##ahead(const struct bwd_run *run, int runs,                    \
 					   const struct bwd_target *t)                             \
 	{                                                                                          \
-		raw(rows, ahead, run, runs, t);                                                    \
+		raw(rows, ahead, false, run, runs, t);                                             \
+	}
+#define KEEP(rows)                                                                                 \
+	NOINLINE void keep_##rows(const struct bwd_run *run, int runs, const struct bwd_target *t) \
+	{                                                                                          \
+		raw(rows, BWD_HALF, true, run, runs, t);                                           \
 	}
 #define DECODED(rows, ahead, lines)                                                                \
 	NOINLINE void decoded_##rows##_##ahead(const struct bwd_run *run, int runs,                \
@@ -194,6 +210,17 @@ const bwd_tile_fn avx512_bf16_bwd_raw[4][BWD_ROWS + 1] = {
 	[BWD_HALF] = RAW_NAMES(BWD_HALF),
 	[BWD_WHOLE] = RAW_NAMES(BWD_WHOLE),
 	[BWD_PAIR] = RAW_NAMES(BWD_PAIR),
+};
+
+KEEP(6)
+KEEP(7)
+KEEP(8)
+KEEP(9)
+KEEP(10)
+KEEP(11)
+KEEP(12)
+const bwd_tile_fn avx512_bf16_bwd_keep[BWD_ROWS + 1] = {
+	[6] = keep_6, [7] = keep_7, [8] = keep_8, [9] = keep_9, [10] = keep_10, [11] = keep_11, [12] = keep_12,
 };
 
 DECODEDS(BWD_NOTHING, 0)

@@ -17,6 +17,7 @@ struct bwd_run {
 	int n;
 	const char *ahead; /* what to prefetch at the same stride, to be read next */
 	const struct bwd_codes *coded; /* to be decoded into w (bwd_coded.h); NULL: done, or plain */
+	uint16_t *keep; /* of avx512_bf16_bwd_keep: where the decoded slice goes */
 };
 
 /* Where sums begin ([rows][32], NULL: at zero) and end. */
@@ -40,6 +41,8 @@ typedef void (*bwd_tile_fn)(const struct bwd_run *run, int runs, const struct bw
 /* rows x 32 columns of raw panels (6..12 rows) and of a decoded slice (6..14), by rows */
 extern const bwd_tile_fn avx512_bf16_bwd_raw[4][BWD_ROWS + 1];
 extern const bwd_tile_fn avx512_bf16_bwd_decoded[2][BWD_ROWS + 1];
+/* raw panels with BWD_HALF (6..12 rows), which leaves the decoded slice to others */
+extern const bwd_tile_fn avx512_bf16_bwd_keep[BWD_ROWS + 1];
 /* rows x 16 columns of raw panels (6..14 rows) */
 extern const bwd_tile_fn avx512_bf16_bwd_thin[BWD_ROWS + 1];
 
