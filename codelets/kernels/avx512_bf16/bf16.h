@@ -23,7 +23,7 @@
 #define BWD_ROWS 14
 #define FUSED_ROWS 12 /* more leave no registers to shuffle or to decode in */
 #define BWD_SMALL 5   /* up to so many rows the backward walks the weights in memory order */
-#define BWD_DECODE 49 /* from so many rows on it decodes a slice of 32 columns once */
+#define BWD_DECODE 25 /* from so many rows on it decodes a slice of 32 columns once */
 
 struct tiles {
 	int count, rows, longer; /* the first `longer` tiles have rows + 1 */
