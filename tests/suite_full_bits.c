@@ -91,12 +91,13 @@ static void check_copies(void)
 		enum moe_masters masters = i % 2 ? MOE_MASTERS_BF16 : MOE_MASTERS_F32;
 		struct copy start = after(masters, "direct", 0), want = after(masters, "direct", 4);
 		struct copy got = after(masters, modes[i / 2], 4);
-		double apart;
+		/* sums in another order round single weights to the next bf16; copies that are not renewed: 5e-2 and more */
+		double apart, most = masters == MOE_MASTERS_BF16 ? 1e-2 : 1e-4;
 
 		CU_ASSERT(want.n > 0 && want.n == got.n && want.n == start.n);
 		apart = off(&got, &want, &start);
-		CU_ASSERT(apart < 1e-4);
-		if (!(apart < 1e-4))
+		CU_ASSERT(apart < most);
+		if (!(apart < most))
 			printf("  %s, %s, masters %d: %.1e of the way\n", table()->name,
 			       modes[i / 2], (int)masters, apart);
 		free(start.v), free(want.v), free(got.v);

@@ -176,7 +176,7 @@ static void load(const void *arg)
 		printf("  %s: %.1f MB of weights, at most %.1f MB more than before, bound %.1f\n",
 		       c->dir + strlen(moe_test_dir()), 1e-6 * (double)info.weight_bytes,
 		       1e-6 * (double)high, 1e-6 * (double)most);
-		CHECK(high <= most);
+		CHECK(high <= most || moe_test_sanitized()); /* whose heap keeps what was freed */
 	} else {
 		printf("  %s, %d parts: %lld bytes of tensors, %lld read\n",
 		       c->dir + strlen(moe_test_dir()), c->parts, (long long)bytes,
