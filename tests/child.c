@@ -18,7 +18,7 @@ static void __attribute__((constructor)) without_plugins(void)
 }
 
 /* StarPU forgets the name of its policy when it cannot start */
-const char *__lsan_default_suppressions(void);
+__attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void)
 {
 	return "leak:starpu_initialize\n";
