@@ -101,8 +101,7 @@ void avx512_bf16_bwd_group(const struct moe_coded_slice *s, int64_t panel, int64
 /* Groups begin at whole vectors of 16 columns. */
 bool avx512_bf16_bwd_small_takes(const struct moe_coded_panel *p)
 {
-	return kind_of(p) != BWD_PLAIN &&
-	       (p->groups == 1 || (p->coding->group % 16 == 0 && p->coding->phase % 16 == 0));
+	return kind_of(p) != BWD_PLAIN && moe_groups_at(p, 16);
 }
 
 bwd_small_fn avx512_bf16_bwd_small_coded(const struct moe_coded_panel *p, int64_t k, int columns, int rows)

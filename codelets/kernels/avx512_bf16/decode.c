@@ -32,10 +32,7 @@ static void decode8(__m512 scale, int64_t steps, const uint8_t *codes, uint16_t 
 /* Every group begins at a step. */
 static bool whole_steps(const struct moe_coded_panel *p)
 {
-	const struct moe_coding *c = p->coding;
-
-	return p->layout == MOE_LAYOUT_BLOCKS8 &&
-	       (p->groups == 1 || (c->group % DECODE_STEP == 0 && c->phase % DECODE_STEP == 0));
+	return p->layout == MOE_LAYOUT_BLOCKS8 && moe_groups_at(p, DECODE_STEP);
 }
 
 bool avx512_bf16_decodes(const struct moe_coded_panel *p)

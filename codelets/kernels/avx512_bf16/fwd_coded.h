@@ -151,7 +151,7 @@ INLINE int64_t coded_end(const struct moe_coded_panel *p, int64_t group, int64_t
 /* With one row steps take turns: groups must begin at even ones. */
 static inline bool coded_even(const struct moe_coded_panel *p)
 {
-	return p->groups == 1 || (p->coding->group % 16 == 0 && p->coding->phase % 16 == 0);
+	return moe_groups_at(p, 16);
 }
 
 #endif

@@ -137,11 +137,6 @@ INLINE void kept_step(const int rows, __m512 sum[FWD_ROWS][4], const uint16_t *k
 	__asm__ volatile("" ::: "memory");
 }
 
-INLINE int64_t unit_group(const struct moe_coded_panel *p, int64_t unit)
-{
-	return p->groups == 1 ? 0 : MOE_MIN((p->coding->phase + 8 * UNIT * unit) / p->coding->group, p->groups - 1);
-}
-
 INLINE void tile(const int rows, const bool keep, const enum unit_kind kind, const struct coded_call *c)
 {
 	const int bytes = (kind == UNIT_INTEGERS ? 128 : 64) * UNIT;
@@ -153,7 +148,7 @@ INLINE void tile(const int rows, const bool keep, const enum unit_kind kind, con
 	const uint16_t *x = (const uint16_t *)c->seg->x + c->seg->col * rows;
 	struct coded_tables *t = c->tables;
 	__mmask32 live = kind == UNIT_POWERS ? power_values(f->values, t) : 0;
-	int64_t group = unit_group(p, 0);
+	int64_t group = 0, end = coded_end(p, group, c->seg->k);
 	uint16_t *from = c->keep;
 	__m512 sum[2][FWD_ROWS][4];
 
@@ -166,8 +161,10 @@ INLINE void tile(const int rows, const bool keep, const enum unit_kind kind, con
 		uint16_t *to = keep ? from + 128 * UNIT : c->keep + 128 * UNIT * (unit % 2);
 
 		codes += bytes;
-		if (unit_group(p, unit) > group)
+		if (8 * UNIT * unit >= end) {
 			group_scales(p, ++group, kind, t);
+			end = coded_end(p, group, c->seg->k);
+		}
 #pragma GCC unroll 4
 		for (int z = 0; z < UNIT; z++, x += 8 * rows) {
 #pragma GCC unroll 2
@@ -218,12 +215,6 @@ static bool powers(const struct moe_coded_panel *p)
 	return !rare;
 }
 
-/* Every group begins at a unit. */
-static bool in_units(const struct moe_coded_panel *p)
-{
-	return p->groups == 1 || (p->coding->group % (8 * UNIT) == 0 && p->coding->phase % (8 * UNIT) == 0);
-}
-
 coded_fn avx512_bf16_fwd_units(int rows, bool keep, const struct moe_coded_panel *p)
 {
 	const struct moe_coding *c = p->coding;
@@ -233,7 +224,7 @@ coded_fn avx512_bf16_fwd_units(int rows, bool keep, const struct moe_coded_panel
 			      : c->group == 8 * UNIT && !c->zero ? UNIT_PRODUCTS
 								   : UNIT_STORED;
 
-	if (!in_units(p) || (kind == UNIT_INTEGERS && e8m0) || (kind == UNIT_POWERS && (c->zero || !powers(p))))
+	if (!moe_groups_at(p, 8 * UNIT) || (kind == UNIT_INTEGERS && e8m0) || (kind == UNIT_POWERS && (c->zero || !powers(p))))
 		return NULL;
 	return tile_of[kind][keep][rows - FEW_ROWS - 1];
 }

@@ -452,9 +452,8 @@ static bool fma_decodes(const struct moe_coded_panel *p)
 	const struct moe_coding *c = p->coding;
 	const struct moe_format *f = c->format;
 
-	const int64_t block = moe_layout_k(FMA_LAYOUT);
 
-	if (p->layout != FMA_LAYOUT || (p->groups > 1 && (c->group % block || c->phase % block)))
+	if (p->layout != FMA_LAYOUT || !moe_groups_at(p, moe_layout_k(FMA_LAYOUT)))
 		return false;
 	return f->bits == 4 ||
 	       (!c->zero && (f->codes == MOE_CODES_INTEGER ||

@@ -69,6 +69,11 @@ struct moe_coded_panel {
 	const uint8_t *scale, *zero, *codes;
 };
 struct moe_coded_panel moe_coded_panel(const struct moe_weight *W, int64_t index);
+/* Every group begins at a multiple of `columns`. */
+static inline bool moe_groups_at(const struct moe_coded_panel *p, int64_t columns)
+{
+	return p->groups == 1 || (p->coding->group % columns == 0 && p->coding->phase % columns == 0);
+}
 /* Columns from col on of panels `stride` bytes apart. */
 struct moe_coded_slice {
 	struct moe_coded_panel first;
