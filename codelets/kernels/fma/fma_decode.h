@@ -452,7 +452,6 @@ static bool fma_decodes(const struct moe_coded_panel *p)
 	const struct moe_coding *c = p->coding;
 	const struct moe_format *f = c->format;
 
-
 	if (p->layout != FMA_LAYOUT || !moe_groups_at(p, moe_layout_k(FMA_LAYOUT)))
 		return false;
 	return f->bits == 4 ||
